@@ -1,0 +1,122 @@
+"""What goes into the engine and what comes out: the interface that every engine implementation shares."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from engine_worker.protocol import Finish, PositionLogprobs, SamplingParams
+
+
+class OutputKind(Enum):
+    """What each `RequestOutput` of a stream carries."""
+
+    DELTA = "delta"
+    """Only what this step added."""
+    CUMULATIVE = "cumulative"
+    """Everything so far."""
+    FINAL = "final"
+    """One output, at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    priority: tuple[int, float] = (0, 0.0)
+    """(tier rank, fairness counter): the smallest goes first, the largest is preempted first."""
+    deadline_ms: int | None = None
+    """Unix time in milliseconds; checked at each step."""
+    cache_salt: str = ""
+    resumed_token_ids: Sequence[int] = field(default=())
+    """Output tokens that an earlier attempt already delivered: they count as output, are never emitted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step (or, by OutputKind, all steps so far) produced for one request."""
+
+    request_id: str
+    seq: int
+    """Index, from 0, of the first token of `token_ids` in the request's output."""
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[PositionLogprobs] | None = None
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """Everything that one engine step produced, for the whole batch, and the engine's state after it."""
+
+    outputs: Sequence[RequestOutput]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    steps: int
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    step_s: float
+    """Duration of the last step."""
+    scheduled_tokens: int
+    """Tokens computed in the last step."""
+    preemptions: int
+    """Since start."""
+
+
+class Engine(Protocol):
+    """The engine as the worker sees it: requests in, one batch of outputs per step out.
+
+    All methods belong to one event loop; the model runs in a thread of the engine's own.
+    """
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Aborts what runs and frees everything. Idempotent."""
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request for the next step. Raises InvalidRequest (bad parameters, too long) or DuplicateRequest."""
+
+    def abort(self, request_id: str, reason: str = "cancelled") -> None:
+        """Ends a request within one step, frees its blocks, emits its final output; unknown ids are ignored."""
+
+    def steps(self) -> AsyncIterator[StepOutputs]:
+        """Every step's outputs, in order, until `stop`. One consumer."""
+
+    def stats(self) -> EngineStats: ...
+
+    def room(self) -> int:
+        """How many more requests could start now, by slots and free blocks: the worker claims no more than that."""
+
+
+class EngineFailure(Exception):
+    """Root of the engine's errors.
+
+    EngineFailure
+    ├── InvalidRequest      the caller's fault; the message says what to change
+    ├── DuplicateRequest    the id is in use
+    ├── UnsupportedModel    at start: this architecture is not served
+    └── EngineDead          the loop has stopped; nothing more will come
+    """
+
+
+class InvalidRequest(EngineFailure): ...
+
+
+class DuplicateRequest(EngineFailure): ...
+
+
+class UnsupportedModel(EngineFailure): ...
+
+
+class EngineDead(EngineFailure): ...

@@ -1,0 +1,271 @@
+"""The wire format between the gateway and the engine worker: the one module that both import.
+
+Everything is MessagePack (https://msgpack.org) through `msgspec`. Unknown fields are ignored, so
+a newer peer may add some; an unknown `v` is refused with `ProtocolVersionError`. Fields are never
+renumbered or given a new meaning: that takes a new version. This module imports neither torch nor
+Django.
+
+Sequence numbers count output tokens: `Chunk.seq` is the index, from 0, of the chunk's first token
+in the request's output. A reader expects `seq == tokens seen so far`; a smaller one is a repeat
+and is dropped, a larger one means a gap, which the token log fills. Because the number follows
+from the tokens alone, an attempt that resumes another's work continues the same numbering.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+
+LOGPROBS_MAX: Final = 20
+"""The most alternatives per position that a request may ask for."""
+
+
+class ProtocolError(Exception):
+    """A message that can't be understood."""
+
+
+class ProtocolVersionError(ProtocolError):
+    """A message of a protocol version that this process does not speak."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(
+            f"message has protocol version {found}, this process speaks {PROTOCOL_VERSION}: "
+            "upgrade the older of gateway and worker"
+        )
+        self.found = found
+
+
+def _version() -> int:
+    # A factory and not a default: defaults are left out of the encoding, and the version must never be.
+    return PROTOCOL_VERSION
+
+
+class FinishReason:
+    """Why a generation ended. Constants, not an enum: the wire carries plain strings."""
+
+    STOP: Final = "stop"  # an end token or a stop string
+    LENGTH: Final = "length"  # max_tokens or the context ran out
+    CANCELLED: Final = "cancelled"  # the client left or pressed stop
+    DEADLINE: Final = "deadline"  # its deadline passed, queued or running
+    ERROR: Final = "error"  # see Finish.error
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How to choose the next token. Validated at the gateway, obeyed at the engine."""
+
+    max_tokens: int
+    """At most this many output tokens; 1 or more."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Nucleus: the smallest set whose probability reaches top_p (Holtzman et al., 2020)."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the likeliest."""
+    repetition_penalty: float = 1.0
+    """CTRL's (Keskar et al., 2019), over prompt and output; 1 is off."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    """No end token and no stop string before this many output tokens."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+    """Noise is a counter-based function of (seed, position). The gateway draws one when the client gave none."""
+    logprobs: int | None = None
+    """Alternatives to report per output token (0 reports only the chosen one); None reports nothing."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Gateway -> queue -> worker: one generation."""
+
+    request_id: str
+    model: str
+    tenant_id: str
+    """The tenant's public id."""
+    tier: str
+    tier_rank: int
+    """0 goes first."""
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    created_at_ms: int
+    """Unix time, milliseconds, of the Redis server's clock where it orders, of the gateway's else."""
+    deadline_ms: int
+    """Unix time, milliseconds, after which the answer is worth nothing."""
+    reply_channel: str
+    """The live channel of the gateway process that holds the client's connection."""
+    reservation_id: str = ""
+    key_id: str | None = None
+    """The API key's public id; None for the console's chat."""
+    user_id: str | None = None
+    endpoint: str = ""
+    """The route that asked, for the ledger: `chat.completions`, `completions`, `ws.chat`."""
+    cache_salt: str = ""
+    trace: dict[str, str] = {}
+    """W3C Trace Context headers."""
+    v: int = msgspec.field(default_factory=_version)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One candidate: natural-log probability of the raw model distribution (before temperature)."""
+
+    token_id: int
+    logprob: float
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The chosen token and the likeliest alternatives at one output position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class EngineError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request failed, in words that may be shown to the client."""
+
+    code: str
+    message: str
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The end of a generation, with exact counts."""
+
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    stop_reason: str | int | None = None
+    """The stop string or the stop token id that matched; None for the model's own end token."""
+    error: EngineError | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker -> token log and live channel: what one engine step added to one request.
+
+    `text` is what became printable in this step; it may be empty (a stop string may be forming, a
+    character may be incomplete) and the last chunk may carry text without tokens.
+    """
+
+    request_id: str
+    epoch: int
+    """Counts claims of this request, from 1: a worker whose epoch is old has lost the request."""
+    seq: int
+    token_ids: list[int] = []
+    text: str = ""
+    logprobs: list[PositionLogprobs] | None = None
+    finish: Finish | None = None
+    v: int = msgspec.field(default_factory=_version)
+
+
+class UsageEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What is billed: exactly one per request, whatever its end. Lives in a Redis stream until the ledger has it."""
+
+    request_id: str
+    tenant_id: str
+    model: str
+    tier: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    created_at_ms: int
+    finished_at_ms: int
+    cached_tokens: int = 0
+    key_id: str | None = None
+    user_id: str | None = None
+    endpoint: str = ""
+    reservation_id: str = ""
+    claimed_at_ms: int | None = None
+    first_token_at_ms: int | None = None
+    worker_id: str | None = None
+    attempts: int = 0
+    error_code: str | None = None
+    v: int = msgspec.field(default_factory=_version)
+
+
+class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker -> Redis: what the gateway must know of a served model to render, tokenise and validate for it."""
+
+    model: str
+    """The name that clients use."""
+    revision: str
+    """Hash of the weights' source."""
+    architecture: str
+    context_length: int
+    vocab_size: int
+    """Ids at or above it are never sampled and never accepted."""
+    eos_token_ids: list[int]
+    tokenizer_sha256: str
+    """Names the blob with the bytes of `tokenizer.json`."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    chat_template: str | None = None
+    dtype: str = "float32"
+    v: int = msgspec.field(default_factory=_version)
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker -> Redis, about once a second: the heartbeat. Progress, not a port, is health."""
+
+    worker_id: str
+    model: str
+    device: str
+    started_at_ms: int
+    updated_at_ms: int
+    steps: int
+    """Engine steps since start."""
+    running: int
+    waiting: int
+    max_num_seqs: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    step_ms: float
+    """Moving average of the step time."""
+    draining: bool = False
+    host: str = ""
+    pid: int = 0
+    v: int = msgspec.field(default_factory=_version)
+
+
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class _Versioned(msgspec.Struct):
+    v: int = 0
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_VERSION_DECODER = msgspec.msgpack.Decoder(_Versioned)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """MessagePack bytes of any message of this module."""
+    return _ENCODER.encode(message)
+
+
+def decode(data: bytes, kind: type[_Message]) -> _Message:
+    """The message of type `kind` in `data`.
+
+    Raises:
+        ProtocolVersionError: the message is of another protocol version.
+        ProtocolError: it is not such a message at all.
+    """
+    try:
+        version = _VERSION_DECODER.decode(data).v
+        if version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(version)
+        message: _Message = _decoder(kind).decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from error
+    return message

@@ -1,0 +1,3 @@
+from tenants.models.user import User
+
+__all__ = ["User"]
