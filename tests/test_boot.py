@@ -1,6 +1,7 @@
 import pytest
 import redis
 from django.conf import settings
+
 from tenants.models import User
 
 

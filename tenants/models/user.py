@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.contrib.auth.models import AbstractUser, UserManager as DjangoUserManager
-from django.db import models
-
 import uuid_utils.compat
+from django.contrib.auth.models import AbstractUser
+from django.contrib.auth.models import UserManager as DjangoUserManager
+from django.db import models
 
 
 class UserManager(DjangoUserManager["User"]):
