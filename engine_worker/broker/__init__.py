@@ -1,0 +1,38 @@
+"""Priority queue, leases, token log and live tokens in Redis: Lua beside the Python that binds it.
+
+Imports neither torch nor Django: the gateway uses it as well as the worker.
+"""
+
+from engine_worker.broker.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DuplicateRequestId,
+    QueueFull,
+    UnknownRequest,
+)
+from engine_worker.broker.gateway import Enqueued, GatewayBroker, RequestState
+from engine_worker.broker.keys import live_channel
+from engine_worker.broker.live import GAP, Gap, LiveChannel
+from engine_worker.broker.usage import EntryRef, UsageReader
+from engine_worker.broker.worker import Claim, Held, Verdict, WorkerBroker
+
+__all__ = [
+    "GAP",
+    "BrokerError",
+    "BrokerUnavailable",
+    "Claim",
+    "DuplicateRequestId",
+    "Enqueued",
+    "EntryRef",
+    "Gap",
+    "GatewayBroker",
+    "Held",
+    "LiveChannel",
+    "QueueFull",
+    "RequestState",
+    "UnknownRequest",
+    "UsageReader",
+    "Verdict",
+    "WorkerBroker",
+    "live_channel",
+]

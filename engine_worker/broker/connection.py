@@ -1,0 +1,50 @@
+"""Connections to Redis (or Valkey): one client per event loop, every command bounded in time.
+
+A cancelled or timed-out command closes its connection (redis-py does so since 4.5.5, and a test
+here holds it to that): the late reply can't reach the next caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from engine_worker.broker.errors import BrokerUnavailable
+
+
+def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
+    """A client with a bounded pool; waiting for a connection counts towards the timeout.
+
+    A connection that turns out to be dead (the server restarted) is replaced once, silently; the
+    broker's scripts can all be repeated. A timeout is never retried: the caller has waited enough.
+    """
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        protocol=2,
+        retry=Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,)),
+        retry_on_error=[RedisConnectionError],
+    )
+    return Redis.from_pool(pool)
+
+
+@asynccontextmanager
+async def bounded(timeout_s: float) -> AsyncIterator[None]:
+    """Whatever goes wrong inside with Redis becomes BrokerUnavailable, after `timeout_s` at the latest."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise BrokerUnavailable(f"Redis did not answer within {timeout_s:g} s") from error
+    except RedisError as error:
+        raise BrokerUnavailable(f"{type(error).__name__}: {error}") from error

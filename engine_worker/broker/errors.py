@@ -1,0 +1,37 @@
+"""What can go wrong between a process and the broker.
+
+BrokerError
+├── BrokerUnavailable     Redis does not answer, or refuses; nothing is known of the call's effect
+├── QueueFull             the tier's or the tenant's bound is reached; carries retry_after_ms
+├── DuplicateRequestId    the id is queued, running or finished less than the retention ago
+└── UnknownRequest        never seen, or its log's retention is over
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+QueueScope = Literal["tier", "tenant"]
+
+
+class BrokerError(Exception):
+    pass
+
+
+class BrokerUnavailable(BrokerError):
+    pass
+
+
+class QueueFull(BrokerError):
+    def __init__(self, scope: QueueScope, retry_after_ms: int) -> None:
+        super().__init__(f"the {scope}'s queue is full, retry in {retry_after_ms} ms")
+        self.scope: QueueScope = scope
+        self.retry_after_ms = retry_after_ms
+
+
+class DuplicateRequestId(BrokerError):
+    pass
+
+
+class UnknownRequest(BrokerError):
+    pass

@@ -1,0 +1,244 @@
+"""The gateway's side of the broker: put a request in, cancel it, read what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from engine_worker.broker import keys, scripts
+from engine_worker.broker.connection import bounded, connect
+from engine_worker.broker.errors import BrokerUnavailable, DuplicateRequestId, QueueFull, UnknownRequest
+from engine_worker.broker.live import LiveChannel
+from engine_worker.protocol import Chunk, Finish, GenerateRequest, ModelCard, WorkerStatus, decode, encode
+
+RETENTION_MS = 10 * 60 * 1000
+"""How long a finished request's log can still be read, and its id is refused to others."""
+
+MAX_ATTEMPTS = 3
+"""A request that has taken so many workers with it is not given to another."""
+
+_SWEEP_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    position: int
+    """Requests that go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    state: Literal["queued", "running", "finished"]
+    position: int | None
+    """Requests that go first; None unless queued."""
+    attempts: int
+    tokens: int
+    """Output tokens in the log."""
+    tenant_id: str
+    finish: Finish | None
+
+
+class GatewayBroker:
+    """One per event loop. Every call ends within `timeout_s`, by BrokerUnavailable if need be.
+
+    From the first enqueue on, a task named `broker-sweep` runs the sweep of the models in use once
+    a second, so that deadlines and lost workers are noticed even when no worker is left to do it.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._redis = connect(url, timeout_s=timeout_s)
+        self._models: set[str] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._undoing: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        tasks = [*self._undoing, *([self._sweeper] if self._sweeper else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    async def enqueue(
+        self,
+        request: GenerateRequest,
+        *,
+        max_queued: int,
+        max_queued_per_tenant: int,
+        retention_ms: int = RETENTION_MS,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> Enqueued:
+        """Queues the request, all or nothing.
+
+        The deadline is taken as a duration from `created_at_ms`, so that the gateway's clock need
+        not agree with the server's. When the call fails or is cancelled with its effect unknown,
+        the request is cancelled in the background: a client that was told no is not served.
+
+        Raises: QueueFull, DuplicateRequestId, BrokerUnavailable.
+        """
+        args = (
+            request.request_id,
+            encode(request),
+            _usage_fields(request),
+            request.tier_rank,
+            request.tenant_id,
+            len(request.prompt_token_ids),
+            request.deadline_ms - request.created_at_ms,
+            request.reply_channel,
+            max_queued,
+            max_queued_per_tenant,
+            retention_ms,
+            max_attempts,
+            secrets.token_hex(8),
+        )
+        try:
+            reply = await self._call("enqueue", request.model, args)
+        except (BrokerUnavailable, asyncio.CancelledError):
+            undo = asyncio.create_task(self._undo(request.model, request.request_id), name="broker-undo")
+            self._undoing.add(undo)
+            undo.add_done_callback(self._undoing.discard)
+            raise
+        if reply[0] == b"duplicate":
+            raise DuplicateRequestId(request.request_id)
+        if reply[0] == b"full":
+            raise QueueFull(cast(Literal["tier", "tenant"], reply[1].decode()), int(reply[2]))
+        self._sweep(request.model)
+        return Enqueued(position=int(reply[1]))
+
+    async def cancel(self, model: str, request_id: str) -> None:
+        """Ends a request in any state; unknown and finished ones are left alone.
+
+        A queued one is over when this returns: usage event with the tokens it had, last Chunk
+        published. A running one ends with its worker's next step.
+        """
+        await self._call("cancel", model, (request_id,))
+
+    async def expire(self, model: str, *, limit: int = 100) -> None:
+        """The sweep: ends what outlived its deadline, takes requests from lost workers."""
+        await self._call("expire", model, (limit,))
+
+    async def attach(self, model: str, request_id: str, channel: str) -> None:
+        """From now on live tokens also go to `channel`. Attach first, then read the log: nothing falls between."""
+        if not await self._call("attach", model, (request_id, channel)):
+            raise UnknownRequest(request_id)
+
+    async def read_log(self, model: str, request_id: str, *, from_seq: int = 0) -> list[Chunk]:
+        """Every Chunk that holds a token at or after `from_seq`, and the last one if there is one.
+
+        The first may begin before `from_seq`. Raises: UnknownRequest, BrokerUnavailable.
+        """
+        prefix = keys.model_prefix(model)
+        async with bounded(self._timeout_s), self._redis.pipeline(transaction=False) as pipe:
+            pipe.exists(prefix + "req:" + request_id)
+            pipe.lrange(prefix + "log:" + request_id, 0, -1)
+            known, entries = await pipe.execute()
+        if not known:
+            raise UnknownRequest(request_id)
+        chunks = [decode(entry, Chunk) for entry in entries]
+        return [chunk for chunk in chunks if chunk.finish or chunk.seq + len(chunk.token_ids) > from_seq]
+
+    async def request_state(self, model: str, request_id: str) -> RequestState:
+        reply = await self._call("state", model, (request_id,))
+        if not reply:
+            raise UnknownRequest(request_id)
+        state, ahead, attempts, tokens, tenant, last = reply
+        return RequestState(
+            state=cast(Literal["queued", "running", "finished"], state.decode()),
+            position=int(ahead) if state == b"queued" else None,
+            attempts=int(attempts),
+            tokens=int(tokens),
+            tenant_id=tenant.decode(),
+            finish=decode(last, Chunk).finish if last else None,
+        )
+
+    def live(self, channel: str) -> LiveChannel:
+        """This process's tokens, as they are made."""
+        return LiveChannel(self._url, channel, timeout_s=self._timeout_s)
+
+    async def model_cards(self) -> list[ModelCard]:
+        """Models that have, or within a day had, a worker; by name."""
+        async with bounded(self._timeout_s):
+            models = await self._models_known()
+            found: list[Any] = [await self._redis.get(keys.model_prefix(model) + "card") for model in models]
+        return [decode(card, ModelCard) for card in found if card]
+
+    async def tokenizer_json(self, sha256: str) -> bytes:
+        """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, also while it is missing."""
+        async with bounded(self._timeout_s):
+            blob = await self._redis.get(keys.tokenizer_key(sha256))
+        if blob is None:
+            raise BrokerUnavailable(f"no tokenizer {sha256[:12]} yet: its worker has to register again")
+        return cast(bytes, blob)
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Workers whose last heartbeat is younger than 15 s."""
+        statuses: list[WorkerStatus] = []
+        async with bounded(self._timeout_s):
+            for model in await self._models_known():
+                prefix = keys.model_prefix(model)
+                ids = cast(list[bytes], await self._redis.zrange(prefix + "workers", 0, -1))
+                if ids:
+                    found: list[Any] = await self._redis.mget(
+                        [f"{prefix}worker:{worker.decode()}" for worker in ids]
+                    )
+                    statuses += [decode(status, WorkerStatus) for status in found if status]
+        return statuses
+
+    async def _models_known(self) -> list[str]:
+        members: set[bytes] = await cast(Any, self._redis.smembers(keys.MODELS))
+        return sorted(member.decode() for member in members)
+
+    async def _call(self, verb: str, model: str, args: Sequence[str | bytes | int]) -> Any:
+        prefix = keys.model_prefix(model)
+        async with bounded(self._timeout_s):
+            return await scripts.load(verb)(self._redis, prefix, args)
+
+    def _sweep(self, model: str) -> None:
+        self._models.add(model)
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="broker-sweep")
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
+            for model in sorted(self._models):
+                with contextlib.suppress(BrokerUnavailable):
+                    await self.expire(model)
+
+    async def _undo(self, model: str, request_id: str) -> None:
+        # Twice in a row without failure, a second apart: the first may overtake an enqueue that still
+        # sits in the dead connection's buffer at the server.
+        succeeded = 0
+        for _ in range(20):
+            with contextlib.suppress(BrokerUnavailable, ResponseError):
+                await self.cancel(model, request_id)
+                succeeded += 1
+                if succeeded == 2:
+                    return
+            await asyncio.sleep(1)
+
+
+def _usage_fields(request: GenerateRequest) -> bytes:
+    """What the ledger will want to know and only the gateway does; the script that ends the request adds the rest."""
+    fields = {
+        "request_id": request.request_id,
+        "tenant_id": request.tenant_id,
+        "model": request.model,
+        "tier": request.tier,
+        "prompt_tokens": len(request.prompt_token_ids),
+        "key_id": request.key_id,
+        "user_id": request.user_id,
+        "endpoint": request.endpoint,
+        "reservation_id": request.reservation_id,
+        "v": request.v,
+    }
+    return msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})

@@ -1,0 +1,64 @@
+"""The key layout of the broker. Every key of one call shares the hash tag `{m:MODEL}`, so that a
+script runs on one node of a cluster.
+
+Scripts get the model's prefix as KEYS[1] and derive the rest from it, because which request, tier
+or tenant comes next is decided inside them. That is safe on a cluster: a derived key begins with
+the prefix, so it carries the same tag and lies in the same slot.
+
+    weir:{m:MODEL}:...    kind    what                                       lives until
+    req:ID                hash    one request: body, state, epoch, counts    retention after its end (1)
+    log:ID                list    its Chunks, in order                       retention after its end (1)
+    tiers                 zset    tier ranks with a backlog                  empty (2)
+    tier:RANK             zset    queued ids by arrival                      empty (2)
+    turns:RANK            zset    tenants with a backlog by whose turn it is empty (2)
+    line:RANK:TENANT      zset    a tenant's queued ids by arrival           empty (2)
+    deadlines             zset    queued ids by deadline, server ms          empty (2)
+    leases                zset    running ids by end of lease, server ms     empty (2)
+    arrivals              string  arrival counter                            never (3)
+    wake                  list    one token per piece of new work            60 s
+    usage                 stream  UsageEvents the ledger has not taken       acknowledged (4)
+    card                  string  ModelCard                                  24 h after the last heartbeat
+    workers               zset    worker ids by last heartbeat, server ms    60 s after the last heartbeat
+    worker:ID             string  WorkerStatus                               15 s after its heartbeat
+
+    outside any tag, by single commands
+    weir:models           set     models that ever had a worker              never (5)
+    weir:tokenizer:SHA    string  bytes of a tokenizer.json                  24 h after the last heartbeat
+    weir:live:GATEWAY     pub/sub MessagePack arrays of Chunks
+
+(1) While a request is alive these have no TTL: one that ran out would swallow the usage event. Each
+request has a deadline and the sweep that every gateway and worker runs ends it, after which the TTL
+counts. (2) Redis deletes an empty zset; each member is a live request, see (1). (3) A restart would
+let new arrivals pass older ones. (4) It is money: only the ledger's acknowledgement removes an entry.
+(5) Usage of a model whose workers are gone must still be found and drained.
+
+Reserved names, not used yet: `delayed` (zset: requests in back-off by earliest next claim), `dead`
+(zset: dead letters), `served:RANK` (hash: tenants' virtual token counters; the score in
+`turns:RANK` becomes that counter, and nothing else moves).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MODELS: Final = "weir:models"
+
+CARD_TTL_S: Final = 24 * 3600
+WORKER_TTL_MS: Final = 15_000
+"""A worker whose heartbeat is older counts as gone."""
+
+
+def model_prefix(model: str) -> str:
+    """`weir:{m:MODEL}:`, the start of every key of the model."""
+    if not model or "{" in model or "}" in model:
+        raise ValueError(f"a model's name must not be empty or hold a brace: {model!r}")
+    return f"weir:{{m:{model}}}:"
+
+
+def tokenizer_key(sha256: str) -> str:
+    return f"weir:tokenizer:{sha256}"
+
+
+def live_channel(gateway_id: str) -> str:
+    """Where a gateway process hears the tokens of its requests: `GenerateRequest.reply_channel`."""
+    return f"weir:live:{gateway_id}"

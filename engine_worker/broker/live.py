@@ -1,0 +1,162 @@
+"""The live channel: one pub/sub connection per gateway process, over which all its tokens come.
+
+Pub/sub forgets: what is published while the connection is down, or faster than it is read, is lost
+to it. That is allowed, because the token log has everything; a `Gap` tells the reader to look there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+import msgspec
+from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from engine_worker.broker.errors import BrokerUnavailable
+from engine_worker.protocol import PROTOCOL_VERSION, Chunk, ProtocolVersionError
+
+_CHUNKS = msgspec.msgpack.Decoder(list[Chunk])
+_PING_INTERVAL_S: Final = 5.0
+_BACKOFF_MIN_S: Final = 0.05
+_BACKOFF_MAX_S: Final = 2.0
+
+
+class Gap:
+    """Messages may have been missed: read the token log of every open stream from its next sequence number."""
+
+    def __repr__(self) -> str:
+        return "GAP"
+
+
+GAP: Final = Gap()
+
+
+class LiveChannel:
+    """`async with broker.live(channel) as live: async for batch in live: ...`
+
+    Entering waits until the server has confirmed the subscription, so what is enqueued afterwards
+    is heard from its first token. Iteration yields a `list[Chunk]` per worker step, or `GAP`. The
+    buffer holds `max_messages`; when a slow reader lets it fill up, it is emptied into one GAP. A
+    task named `live-channel` owned by this object reads the socket, and reconnects with backoff.
+    """
+
+    def __init__(self, url: str, channel: str, *, timeout_s: float, max_messages: int = 4096) -> None:
+        self.channel = channel
+        self._timeout_s = timeout_s
+        self._max_messages = max_messages
+        # A pool only as the parser of the URL and the factory of its kind of connection.
+        self._pool: Any = ConnectionPool.from_url(
+            url,
+            protocol=2,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._buffer: deque[list[Chunk] | Gap] = deque()
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await self._subscribe()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise BrokerUnavailable(f"can't subscribe to the live channel: {error}") from error
+        self._task = asyncio.create_task(self._read_for_ever(connection), name="live-channel")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Chunk] | Gap:
+        assert self._task is not None, "enter the live channel before reading it"
+        while not self._buffer:
+            self._arrived.clear()
+            await self._arrived.wait()
+            if not self._buffer and self._task.done():
+                self._task.result()
+                raise StopAsyncIteration
+        return self._buffer.popleft()
+
+    def _put(self, item: list[Chunk] | Gap) -> None:
+        if len(self._buffer) >= self._max_messages:
+            self._buffer.clear()
+            item = GAP
+        if not (item is GAP and self._buffer and self._buffer[-1] is GAP):
+            self._buffer.append(item)
+        self._arrived.set()
+
+    async def _subscribe(self) -> Connection:
+        connection: Connection = self._pool.make_connection()
+        try:
+            await cast(Any, connection).connect()
+            await connection.send_command("SUBSCRIBE", self.channel)
+            await connection.read_response()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _read_for_ever(self, connection: Connection) -> None:
+        backoff_s = _BACKOFF_MIN_S
+        try:
+            while True:
+                with contextlib.suppress(RedisError, OSError):
+                    await self._read(connection)
+                await connection.disconnect(nowait=True)
+                while True:
+                    # Jitter: a fleet of gateways must not come back in one instant.
+                    await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311
+                    try:
+                        async with asyncio.timeout(self._timeout_s):
+                            connection = await self._subscribe()
+                    except (RedisError, OSError, TimeoutError):
+                        backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+                    else:
+                        backoff_s = _BACKOFF_MIN_S
+                        break
+                self._put(GAP)
+        finally:
+            await connection.disconnect(nowait=True)
+            self._arrived.set()
+
+    async def _read(self, connection: Connection) -> None:
+        """Until the connection fails. Silence is probed: a peer that vanished without a word says nothing."""
+        pinged = False
+        while True:
+            reply = await connection.read_response(timeout=_PING_INTERVAL_S)
+            if reply is None:
+                if pinged:
+                    return
+                await connection.send_command("PING", check_health=False)
+                pinged = True
+                continue
+            pinged = False
+            if reply[0] == b"message":
+                self._put(_decode(reply[2]))
+
+
+def _decode(message: bytes) -> list[Chunk] | Gap:
+    try:
+        chunks = _CHUNKS.decode(message)
+    except msgspec.MsgspecError:
+        # Another version's message, or not one at all. The reader meets it again in the log, by name.
+        return GAP
+    for chunk in chunks:
+        if chunk.v != PROTOCOL_VERSION:
+            raise ProtocolVersionError(chunk.v)
+    return chunks

@@ -1,0 +1,24 @@
+-- The sweep: ends queued requests whose deadline has passed, and takes running ones from workers
+-- whose lease has lapsed. Every gateway and worker runs it about once a second; repeats are harmless.
+--
+-- KEYS[1]   prefix of the model's keys
+-- ARGV[1]   at most so many of each kind in one call
+-- Returns   {ended by deadline, lapsed and queued again, lapsed and ended}
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: 100
+--@include request
+local expired, requeued, ended = 0, 0, 0
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'deadlines', '-inf', now, 'LIMIT', 0, ARGV[1])) do
+  local request = find(id)
+  leave_queue(request)
+  finish_as(request, 'deadline')
+  expired = expired + 1
+end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[1])) do
+  local outcome = give_back(find(id), 'worker_lost', 'The worker that was generating this answer was lost.')
+  if outcome == 'queued' then requeued = requeued + 1 else ended = ended + 1 end
+end
+
+publish_told()
+return { expired, requeued, ended }

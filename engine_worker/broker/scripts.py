@@ -1,0 +1,40 @@
+"""Loads the Lua beside this file: one verb, one file; a line `--@include NAME` pulls in a fragment."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+_LUA = Path(__file__).parent / "lua"
+_INCLUDE = re.compile(r"^--@include (\w+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One verb. Calls by hash; a server that does not know it yet (new, restarted, failed over) gets the text."""
+
+    text: str
+    sha1: str
+
+    async def __call__(self, client: Redis, prefix: str, args: Sequence[str | bytes | int]) -> Any:
+        try:
+            return await client.evalsha(self.sha1, 1, prefix, *args)
+        except NoScriptError:
+            return await client.eval(self.text, 1, prefix, *args)
+
+
+@cache
+def load(verb: str) -> Script:
+    source = (_LUA / f"{verb}.lua").read_text()
+    source = _INCLUDE.sub(lambda match: (_LUA / f"{match[1]}.lua").read_text(), source)
+    text = _COMMENT.sub("", source)
+    return Script(text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,116 @@
+"""The ledger's side of the broker: usage events, each until it is acknowledged. Synchronous, for Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+
+from engine_worker.broker import keys
+from engine_worker.protocol import UsageEvent, decode
+
+GROUP: Final = "ledger"
+_ABANDONED_AFTER_MS: Final = 60_000
+"""An entry that a consumer took and did not acknowledge for so long goes to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRef:
+    stream: str
+    entry_id: str
+
+
+class UsageReader:
+    """A consumer group over every model's usage stream: at least once; the ledger's unique request id makes it once.
+
+    Raises redis.exceptions.RedisError when Redis is away; events wait in the stream.
+    """
+
+    def __init__(self, url: str, *, abandoned_after_ms: int = _ABANDONED_AFTER_MS) -> None:
+        self._abandoned_after_ms = abandoned_after_ms
+        self._redis: Redis = Redis.from_url(
+            url,
+            protocol=2,
+            socket_connect_timeout=2.0,
+            socket_timeout=10.0,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 2, supported_errors=(RedisConnectionError,)),
+        )
+
+    def close(self) -> None:
+        self._redis.close()
+        self._redis.connection_pool.disconnect()
+
+    def read(self, *, consumer: str, count: int, block_ms: int) -> list[tuple[EntryRef, UsageEvent]]:
+        """Up to `count` events; first those this or a dead consumer took and never acknowledged.
+
+        Waits at most `block_ms` (0: not at all) for a new one when there is none. An entry that
+        can't be decoded raises ProtocolError and stays: it is money, and needs a newer reader.
+        """
+        streams = self._streams()
+        found: list[tuple[EntryRef, UsageEvent]] = []
+        for stream in streams:
+            if len(found) < count:
+                found += self._take_over(stream, consumer, count - len(found))
+        if streams and len(found) < count:
+            found += self._read_new(streams, consumer, count - len(found), 0 if found else block_ms)
+        return found
+
+    def ack(self, refs: Sequence[EntryRef]) -> None:
+        """Call after the ledger's commit: the entries are gone for good."""
+        by_stream: dict[str, list[str]] = {}
+        for ref in refs:
+            by_stream.setdefault(ref.stream, []).append(ref.entry_id)
+        for stream, ids in by_stream.items():
+            with self._redis.pipeline(transaction=True) as pipe:
+                pipe.xack(stream, GROUP, *ids)
+                pipe.xdel(stream, *ids)
+                pipe.execute()
+
+    def pending(self) -> int:
+        """Events that the ledger has not acknowledged."""
+        sizes: list[Any] = [self._redis.xlen(keys.model_prefix(model) + "usage") for model in self._models()]
+        return sum(sizes)
+
+    def _models(self) -> list[str]:
+        return sorted(model.decode() for model in cast(set[bytes], self._redis.smembers(keys.MODELS)))
+
+    def _streams(self) -> list[str]:
+        streams = [keys.model_prefix(model) + "usage" for model in self._models()]
+        for stream in streams:
+            try:
+                # From 0, not from now: events that came before the first reader count as well.
+                self._redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+        return streams
+
+    def _take_over(self, stream: str, consumer: str, count: int) -> list[tuple[EntryRef, UsageEvent]]:
+        reply: Any = self._redis.xautoclaim(
+            stream, GROUP, consumer, min_idle_time=self._abandoned_after_ms, start_id="0-0", count=count
+        )
+        return _entries(stream, reply[1])
+
+    def _read_new(
+        self, streams: Sequence[str], consumer: str, count: int, block_ms: int
+    ) -> list[tuple[EntryRef, UsageEvent]]:
+        reply: Any = self._redis.xreadgroup(
+            GROUP, consumer, dict.fromkeys(streams, ">"), count=count, block=block_ms or None
+        )
+        return [entry for stream, entries in reply or [] for entry in _entries(stream.decode(), entries)]
+
+
+def _entries(
+    stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]
+) -> list[tuple[EntryRef, UsageEvent]]:
+    return [
+        (EntryRef(stream=stream, entry_id=entry_id.decode()), decode(fields[b"e"], UsageEvent))
+        for entry_id, fields in entries
+        if fields
+    ]

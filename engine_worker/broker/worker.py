@@ -1,0 +1,151 @@
+"""The worker's side of the broker: register, claim under a lease, publish a step, hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, cast
+
+from engine_worker.broker import keys, scripts
+from engine_worker.broker.connection import bounded, connect
+from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
+
+LEASE_MS: Final = 10_000
+"""A worker that is silent for so long has lost what it held."""
+
+MAX_CHUNKS_PER_CALL: Final = 1000
+"""Of one request in one publish (Lua's stack is finite): after an outage the rest follows in the next call."""
+
+_LONGEST_WAIT_S: Final = 5.0
+
+
+class Verdict(IntEnum):
+    """What publishing says of a request that the worker holds."""
+
+    OK = 0
+    CANCELLED = 1
+    """Abort it and publish its last chunk: what was generated is billed."""
+    FENCED = 2
+    """It is no longer this worker's: drop it, publish nothing more of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request that this worker now owns, until its lease lapses."""
+
+    request: GenerateRequest
+    epoch: int
+    attempt: int
+    """From 1; hand-backs of draining workers are not counted."""
+    remaining_ms: int
+    """Until its deadline, by the server's clock."""
+    logged_token_ids: tuple[int, ...]
+    """Output that earlier attempts delivered: resume after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that the worker holds, and what of it is to be published, in order."""
+
+    request_id: str
+    epoch: int
+    chunks: Sequence[Chunk] = field(default=())
+
+
+class WorkerBroker:
+    """One per event loop and worker process. Raises BrokerUnavailable; every call may then be repeated."""
+
+    def __init__(
+        self, url: str, *, model: str, worker_id: str, lease_ms: int = LEASE_MS, timeout_s: float = 2.0
+    ) -> None:
+        self.model = model
+        self.worker_id = worker_id
+        self.lease_ms = lease_ms
+        self._prefix = keys.model_prefix(model)
+        self._timeout_s = timeout_s
+        self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
+        # Its own connection, and a patience that outlasts the server's.
+        self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=1)
+
+    async def aclose(self) -> None:
+        for client in (self._redis, self._waiting):
+            await client.aclose()
+            await client.connection_pool.disconnect()
+
+    async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
+        """Makes the model known to gateways. The tokenizer goes first: a card never names a missing one."""
+        async with bounded(self._timeout_s):
+            await self._redis.set(
+                keys.tokenizer_key(card.tokenizer_sha256), tokenizer_json, ex=keys.CARD_TTL_S
+            )
+            await self._redis.set(self._prefix + "card", encode(card), ex=keys.CARD_TTL_S)
+            await cast(Any, self._redis.sadd(keys.MODELS, self.model))
+
+    async def heartbeat(self, status: WorkerStatus, *, tokenizer_sha256: str) -> bool:
+        """False when the registration is gone (Redis came back empty): register again."""
+        reply = await self._call(
+            "heartbeat", (self.worker_id, encode(status), keys.WORKER_TTL_MS, keys.CARD_TTL_S)
+        )
+        async with bounded(self._timeout_s):
+            blob = await self._redis.expire(keys.tokenizer_key(tokenizer_sha256), keys.CARD_TTL_S)
+            listed = await cast(Any, self._redis.sismember(keys.MODELS, self.model))
+        return bool(reply and blob and listed)
+
+    async def farewell(self) -> None:
+        """The worker is gone at once, not when its heartbeat lapses."""
+        async with bounded(self._timeout_s), self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(f"{self._prefix}worker:{self.worker_id}")
+            pipe.zrem(self._prefix + "workers", self.worker_id)
+            await pipe.execute()
+
+    async def claim(self, count: int) -> list[Claim]:
+        """Up to `count` requests, in order: no more than can start now."""
+        reply = await self._call("claim", (self.worker_id, count, self.lease_ms))
+        now_ms = int(reply[0])
+        return [_claim(entry, now_ms) for entry in reply[1:]]
+
+    async def wait_for_work(self, timeout_s: float) -> bool:
+        """True as soon as a request is queued, False after `timeout_s` (at most 5): a hint to claim."""
+        async with bounded(timeout_s + self._timeout_s):
+            return bool(await cast(Any, self._waiting.blpop([self._prefix + "wake"], timeout=timeout_s)))
+
+    async def publish(self, held: Sequence[Held]) -> list[Verdict]:
+        """One step: appends to the logs, sends live, renews every lease, ends what is finished; a verdict each.
+
+        `held` must name every request that the worker owns, also those without chunks. A repeat
+        changes nothing, so a call whose effect is unknown is simply made again.
+        """
+        args: list[str | bytes | int] = [self.lease_ms, len(held)]
+        for request in held:
+            args += (request.request_id, request.epoch, len(request.chunks))
+            for chunk in request.chunks:
+                args += (chunk.seq, len(chunk.token_ids), 1 if chunk.finish else 0, encode(chunk))
+        return [Verdict(verdict) for verdict in await self._call("publish", args)]
+
+    async def release(self, held: Sequence[Held], *, failed: bool, code: str = "", message: str = "") -> None:
+        """Hands requests back to the front of the queue. A failed attempt counts, and the last one ends the request."""
+        args: list[str | bytes | int] = [1 if failed else 0, code, message]
+        for request in held:
+            args += (request.request_id, request.epoch)
+        await self._call("release", args)
+
+    async def expire(self, *, limit: int = 100) -> tuple[int, int, int]:
+        """The sweep; how many were ended by deadline, lapsed and queued again, lapsed and ended."""
+        expired, requeued, ended = await self._call("expire", (limit,))
+        return int(expired), int(requeued), int(ended)
+
+    async def _call(self, verb: str, args: Sequence[str | bytes | int]) -> Any:
+        async with bounded(self._timeout_s):
+            return await scripts.load(verb)(self._redis, self._prefix, args)
+
+
+def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
+    body, epoch, attempt, deadline_ms, log = entry
+    return Claim(
+        request=decode(body, GenerateRequest),
+        epoch=int(epoch),
+        attempt=int(attempt),
+        remaining_ms=int(deadline_ms) - now_ms,
+        logged_token_ids=tuple(token for chunk in log for token in decode(chunk, Chunk).token_ids),
+    )

@@ -1,0 +1,64 @@
+"""One model name per test: tests share a server and never each other's keys."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from engine_worker.broker import GatewayBroker, WorkerBroker
+from engine_worker.protocol import GenerateRequest, SamplingParams
+
+Make = Callable[..., GenerateRequest]
+
+
+@pytest.fixture
+def model() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def redis_url() -> str:
+    return os.environ["REDIS_URL"]
+
+
+@pytest.fixture
+async def gateway(redis_url: str) -> AsyncIterator[GatewayBroker]:
+    broker = GatewayBroker(redis_url, timeout_s=5)
+    yield broker
+    await broker.aclose()
+
+
+@pytest.fixture
+async def worker(redis_url: str, model: str) -> AsyncIterator[WorkerBroker]:
+    broker = WorkerBroker(redis_url, model=model, worker_id="w1", timeout_s=5)
+    yield broker
+    await broker.aclose()
+
+
+@pytest.fixture
+def make(model: str) -> Make:
+    """A valid request; say only what matters."""
+
+    def build(request_id: str, **given: Any) -> GenerateRequest:
+        fields: dict[str, Any] = {
+            "request_id": request_id,
+            "model": model,
+            "tenant_id": "t1",
+            "tier": "standard",
+            "tier_rank": 1,
+            "prompt_token_ids": [1, 2, 3],
+            "sampling": SamplingParams(max_tokens=8),
+            "created_at_ms": 1_000_000,
+            "deadline_ms": 1_060_000,
+            "reply_channel": f"weir:live:{model}",
+            "reservation_id": f"res-{request_id}",
+            "key_id": "key-1",
+            "endpoint": "chat.completions",
+        }
+        return GenerateRequest(**(fields | given))
+
+    return build

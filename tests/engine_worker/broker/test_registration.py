@@ -1,0 +1,52 @@
+"""Models and workers make themselves known, and are known again after Redis came back empty."""
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+
+from engine_worker.broker import BrokerUnavailable
+from tests.engine_worker.broker.driving import card, status, until
+
+
+async def test_a_registered_model_and_its_tokenizer_can_be_read(gateway, worker, model):
+    await worker.register(card(model), b'{"tokenizer": 1}')
+    assert [found for found in await gateway.model_cards() if found.model == model] == [card(model)]
+    assert await gateway.tokenizer_json(f"sha-of-{model}") == b'{"tokenizer": 1}'
+    with pytest.raises(BrokerUnavailable):
+        await gateway.tokenizer_json(f"sha-of-{model}-other")
+
+
+async def test_a_worker_is_seen_while_its_heart_beats(gateway, worker, model, redis_url):
+    await worker.register(card(model), b"{}")
+    assert await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
+    assert [found for found in await gateway.workers() if found.model == model] == [status(worker)]
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        assert 0 < await client.pttl(f"weir:{{m:{model}}}:worker:w1") <= 15_000
+        await client.pexpire(f"weir:{{m:{model}}}:worker:w1", 1)
+
+    async def is_gone() -> bool:
+        return not [found for found in await gateway.workers() if found.model == model]
+
+    await until(is_gone)
+    await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
+    await worker.farewell()
+    assert await is_gone()
+
+
+@pytest.mark.parametrize("lost", ["weir:{{m:{}}}:card", "weir:tokenizer:sha-of-{}", "weir:models"])
+async def test_a_heartbeat_says_when_the_registration_is_lost(worker, model, redis_url, lost):
+    await worker.register(card(model), b"{}")
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        if lost == "weir:models":
+            await client.srem(lost, model)
+        else:
+            await client.delete(lost.format(model))
+    assert not await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
+    await worker.register(card(model), b"{}")
+    assert await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
+
+
+async def test_an_impossible_model_name_is_refused(gateway):
+    with pytest.raises(ValueError, match="brace"):
+        await gateway.cancel("a}b", "r1")
