@@ -29,7 +29,9 @@ def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
         url,
         max_connections=max_connections,
         timeout=timeout_s,
-        socket_timeout=timeout_s,
+        # None, because redis-py would bound a write with asyncio.wait_for, which can swallow a
+        # cancellation before Python 3.12 (python/cpython#86296). `bounded` bounds the whole call.
+        socket_timeout=None,
         socket_connect_timeout=timeout_s,
         protocol=2,
         retry=Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,)),

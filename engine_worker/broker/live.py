@@ -55,7 +55,7 @@ class LiveChannel:
         self._pool: Any = ConnectionPool.from_url(
             url,
             protocol=2,
-            socket_timeout=timeout_s,
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )

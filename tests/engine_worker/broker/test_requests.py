@@ -16,8 +16,8 @@ from engine_worker.broker import (
     WorkerBroker,
 )
 from engine_worker.protocol import Chunk
-from tests.engine_worker.broker.conftest import Make
 from tests.engine_worker.broker.driving import last, publish, put, tokens, until, usage_events
+from tests.engine_worker.conftest import Make
 
 
 async def claimed_ids(worker: WorkerBroker, count: int = 10) -> list[str]:

@@ -1,0 +1,330 @@
+"""The worker: claim what can start now, run it, publish every step, until told to stop.
+
+Four tasks share one event loop and one outbox:
+
+    claim      broker.claim(engine.room()) -> engine.add
+    collect    engine.steps()              -> outbox
+    publish    outbox -> broker.publish    -> verdicts -> engine.abort
+    heartbeat  status, registration, the sweep, and a watch over the engine's progress
+
+Collect and publish are apart so that a slow Redis never holds up the engine: steps that pile up go
+out together in the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from typing import Final
+
+import structlog
+
+from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
+from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
+from engine_worker.outbox import Outbox
+from engine_worker.protocol import FinishReason, ModelCard, WorkerStatus
+from engine_worker.worker_config import WorkerConfig
+
+_log = structlog.get_logger("engine_worker.worker")
+
+_BACKOFF_MIN_S: Final = 0.05
+_BACKOFF_MAX_S: Final = 2.0
+_WAIT_FOR_WORK_S: Final = 1.0
+
+
+class Worker:
+    """Runs until `stop` is called or the engine dies. One use.
+
+    The engine must be started already, so that a model that can't be loaded is never announced.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        broker: WorkerBroker,
+        card: ModelCard,
+        tokenizer_json: bytes,
+        config: WorkerConfig,
+    ) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._card = card
+        self._tokenizer_json = tokenizer_json
+        self._config = config
+        self._outbox = Outbox()
+        self._started_at_ms = _now_ms()
+        self._stepped = asyncio.Event()  # for claim: there may be room
+        self._to_publish = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._handing_back = asyncio.Event()
+
+    def stop(self) -> None:
+        """First call: claim nothing more, finish what runs within the grace period. Second: hand back at once."""
+        if self._stopping.is_set():
+            self._handing_back.set()
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """The process's exit code: 0 after `stop`, 1 when the engine died and a supervisor should restart."""
+        await self._register_until_stopped()
+        _log.info("worker_started", worker_id=self._config.worker_id, model=self._card.model)
+        claim = asyncio.create_task(self._claim(), name="worker-claim")
+        tasks = [
+            claim,
+            asyncio.create_task(self._collect(), name="worker-collect"),
+            asyncio.create_task(self._publish(), name="worker-publish"),
+            asyncio.create_task(self._heartbeat(), name="worker-heartbeat"),
+        ]
+        drained = asyncio.create_task(self._drain(claim), name="worker-drain")
+        try:
+            await asyncio.wait([*tasks[1:], drained], return_when=asyncio.FIRST_COMPLETED)
+            failures = [task.exception() for task in tasks if task.done() and task.exception()]
+        finally:
+            for task in (*tasks, drained):
+                task.cancel()
+            await asyncio.gather(*tasks, drained, return_exceptions=True)
+        for failure in failures:
+            _log.error(
+                "engine_dead" if isinstance(failure, EngineDead) else "worker_failed", exc_info=failure
+            )
+        await self._hand_back(failed=bool(failures))
+        _log.info("worker_stopped", worker_id=self._config.worker_id, failed=bool(failures))
+        return 1 if failures else 0
+
+    # -- the four tasks ------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        """Ends by itself when stopping: a claim that is cancelled half way would strand what it took."""
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            self._stepped.clear()
+            room = self._engine.room()
+            try:
+                if room <= 0:
+                    await _wait(self._stepped, _WAIT_FOR_WORK_S)
+                    continue
+                claims = await self._broker.claim(room)
+                for claim in claims:
+                    self._start(claim)
+                if not claims and not self._stopping.is_set():
+                    await self._broker.wait_for_work(_WAIT_FOR_WORK_S)
+                backoff.reset()
+            except BrokerUnavailable:
+                await backoff.sleep()
+
+    def _start(self, claim: Claim) -> None:
+        request = claim.request
+        engine_id = self._outbox.hold(claim)
+        _log.info(
+            "request_claimed",
+            request_id=request.request_id,
+            tenant_id=request.tenant_id,
+            epoch=claim.epoch,
+            attempt=claim.attempt,
+            prompt_tokens=len(request.prompt_token_ids),
+            resumed_tokens=len(claim.logged_token_ids),
+        )
+        if len(claim.logged_token_ids) >= request.sampling.max_tokens:
+            # Its last worker logged the last token and died before it could say so.
+            self._outbox.end(engine_id, FinishReason.LENGTH)
+            self._to_publish.set()
+            return
+        try:
+            self._engine.add(
+                EngineRequest(
+                    request_id=engine_id,
+                    prompt_token_ids=request.prompt_token_ids,
+                    sampling=request.sampling,
+                    priority=(request.tier_rank, 0.0),
+                    # By this machine's clock, which need not agree with the server's.
+                    deadline_ms=_now_ms() + claim.remaining_ms,
+                    cache_salt=request.cache_salt,
+                    resumed_token_ids=claim.logged_token_ids,
+                )
+            )
+        except EngineDead:
+            raise
+        except EngineFailure as refusal:
+            _log.warning("request_refused", request_id=request.request_id, reason=type(refusal).__name__)
+            self._outbox.fail(engine_id, "invalid_request", str(refusal))
+            self._to_publish.set()
+
+    async def _collect(self) -> None:
+        async for step in self._engine.steps():
+            self._outbox.take(step.outputs)
+            self._to_publish.set()
+            self._stepped.set()
+        raise EngineDead("the engine stopped stepping")
+
+    async def _publish(self) -> None:
+        """Publishes at each step, and often enough between steps to keep the leases."""
+        backoff = Backoff()
+        lost_since: float | None = None
+        while True:
+            await _wait(self._to_publish, self._config.lease_ms / 3000)
+            try:
+                await self._publish_once()
+            except BrokerUnavailable as error:
+                self._to_publish.set()
+                if lost_since is None:
+                    lost_since = time.monotonic()
+                    _log.warning("redis_lost", error=str(error), held=len(self._outbox))
+                elif time.monotonic() - lost_since > self._config.redis_grace_s and self._outbox:
+                    # Whoever claims them next goes on from the log; this worker's later tokens are made again.
+                    _log.error("redis_grace_over", dropped=len(self._outbox))
+                    self._drop_everything()
+                await backoff.sleep()
+            else:
+                if lost_since is not None:
+                    _log.info("redis_back", after_s=round(time.monotonic() - lost_since, 1))
+                    lost_since = None
+                    backoff.reset()
+
+    async def _publish_once(self) -> None:
+        self._to_publish.clear()
+        batch = self._outbox.batch()
+        if not batch:
+            return
+        settled = self._outbox.settle(batch, await self._broker.publish(batch))
+        for engine_id in settled.to_abort:
+            _log.info("request_cancelled", engine_id=engine_id)
+            self._engine.abort(engine_id, FinishReason.CANCELLED)
+        for engine_id in settled.fenced:
+            _log.warning("request_fenced", engine_id=engine_id)
+            self._engine.abort(engine_id, FinishReason.CANCELLED)
+        for chunk in settled.finished:
+            assert chunk.finish is not None
+            _log.info(
+                "request_finished",
+                request_id=chunk.request_id,
+                epoch=chunk.epoch,
+                reason=chunk.finish.reason,
+                completion_tokens=chunk.finish.completion_tokens,
+            )
+        if self._outbox.has_more_than([]):
+            self._to_publish.set()
+
+    async def _heartbeat(self) -> None:
+        progress, progressed_at = -1, time.monotonic()
+        is_lost = False
+        while True:
+            stats = self._engine.stats()
+            if stats.steps != progress or not (stats.running or stats.waiting):
+                progress, progressed_at = stats.steps, time.monotonic()
+            elif time.monotonic() - progressed_at > self._config.stall_s:
+                raise EngineDead(f"no step for {self._config.stall_s:g} s with work at hand")
+            try:
+                if not await self._broker.heartbeat(
+                    self._status(), tokenizer_sha256=self._card.tokenizer_sha256
+                ):
+                    _log.warning("registration_lost")
+                    await self._broker.register(self._card, self._tokenizer_json)
+                expired, requeued, ended = await self._broker.expire()
+                if expired or requeued or ended:
+                    _log.info("swept", expired=expired, requeued=requeued, ended=ended)
+                is_lost = False
+            except BrokerUnavailable as error:
+                if not is_lost:
+                    _log.warning("heartbeat_failed", error=str(error))
+                is_lost = True
+            await asyncio.sleep(self._config.heartbeat_s)
+
+    # -- start and end -------------------------------------------------------------------------
+
+    async def _register_until_stopped(self) -> None:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                await self._broker.register(self._card, self._tokenizer_json)
+                return
+            except BrokerUnavailable as error:
+                _log.warning("register_failed", error=str(error))
+                await backoff.sleep()
+
+    async def _drain(self, claim: asyncio.Task[None]) -> None:
+        """Done when the worker was told to stop and nothing is left to wait for."""
+        stopping = asyncio.create_task(self._stopping.wait(), name="worker-stopping")
+        try:
+            await asyncio.wait([stopping, claim], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        await claim  # the last claim's requests are wanted, and its failure is everybody's
+        _log.info("worker_draining", held=len(self._outbox), grace_s=self._config.drain_grace_s)
+        deadline = time.monotonic() + self._config.drain_grace_s
+        while self._outbox and not self._handing_back.is_set() and time.monotonic() < deadline:
+            await _wait(self._handing_back, 0.02)
+
+    async def _hand_back(self, *, failed: bool) -> None:
+        """What is made is published, the rest goes to the front of the queue, the worker is gone from the lists."""
+        try:
+            while self._outbox.has_more_than([]):
+                await self._publish_once()
+            if self._outbox:
+                held = self._outbox.drop_all()
+                await self._broker.release(
+                    held,
+                    failed=failed,
+                    code="engine_failed",
+                    message="The engine failed while generating this answer.",
+                )
+                _log.info("requests_released", count=len(held))
+            await self._broker.farewell()
+        except BrokerUnavailable as error:
+            # Their leases lapse, and others go on from the log.
+            _log.warning("hand_back_failed", error=str(error), held=len(self._outbox))
+
+    # -- small things --------------------------------------------------------------------------
+
+    def _drop_everything(self) -> None:
+        for engine_id in self._outbox.engine_ids:
+            self._engine.abort(engine_id, FinishReason.CANCELLED)
+        self._outbox.drop_all()
+
+    def _status(self) -> WorkerStatus:
+        stats = self._engine.stats()
+        return WorkerStatus(
+            worker_id=self._config.worker_id,
+            model=self._card.model,
+            device=self._config.device,
+            started_at_ms=self._started_at_ms,
+            updated_at_ms=_now_ms(),
+            steps=stats.steps,
+            running=stats.running,
+            waiting=stats.waiting,
+            max_num_seqs=stats.running + stats.waiting + self._engine.room(),
+            kv_blocks_total=stats.kv_blocks_total,
+            kv_blocks_used=stats.kv_blocks_used,
+            step_ms=stats.step_s * 1000,
+            draining=self._stopping.is_set(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+
+class Backoff:
+    """Doubling waits with jitter: a fleet must not come back in one instant."""
+
+    def __init__(self) -> None:
+        self._next_s = _BACKOFF_MIN_S
+
+    def reset(self) -> None:
+        self._next_s = _BACKOFF_MIN_S
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self._next_s * random.uniform(0.5, 1))  # noqa: S311
+        self._next_s = min(self._next_s * 2, _BACKOFF_MAX_S)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    # Not asyncio.wait_for: before Python 3.12 it can swallow a cancellation (python/cpython#86296).
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,31 @@
+"""How one worker process behaves towards the broker. The engine has its own configuration."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+
+
+def _worker_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    model: str
+    """The name that clients use."""
+    redis_url: str = field(repr=False)  # may hold a password
+    worker_id: str = field(default_factory=_worker_id)
+    device: str = "cpu"
+    lease_ms: int = 10_000
+    """Silent for so long, the worker loses its requests to others."""
+    broker_timeout_s: float = 2.0
+    heartbeat_s: float = 1.0
+    drain_grace_s: float = 30.0
+    """After SIGTERM, so long to finish what runs; the rest goes back to the queue."""
+    redis_grace_s: float = 30.0
+    """Without Redis, go on computing for so long; then drop everything, to be resumed from the log."""
+    stall_s: float = 120.0
+    """An engine that has work and makes no step for so long counts as dead."""
