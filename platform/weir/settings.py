@@ -6,6 +6,8 @@ from pathlib import Path
 
 from environs import Env
 
+from weir.csp import STRICT
+
 env = Env()
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 VAR_DIR = env.path("WEIR_VAR_DIR", default=BASE_DIR / "var")
@@ -36,6 +38,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "weir.csp.ContentSecurityPolicyMiddleware",
 ]
 ROOT_URLCONF = "weir.urls"
 ASGI_APPLICATION = "weir.asgi.application"
@@ -60,10 +63,14 @@ DATABASE_URL = env.str("DATABASE_URL")
 DATABASES = {"default": env.dj_db_url("DATABASE_URL")}
 REDIS_URL = env.str("REDIS_URL")
 
+CONTENT_SECURITY_POLICY = {"DIRECTIVES": STRICT}
+
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
+STATIC_ROOT = env.str("WEIR_STATIC_ROOT", default=None)
+"""Where collectstatic puts files, for installations that serve them elsewhere; unset, they come from the packages."""
+WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 STATICFILES_DIRS = [BASE_DIR / "templates" / "static"]
 LOGIN_URL = "/login/"
 LOGIN_REDIRECT_URL = "/"

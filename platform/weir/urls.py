@@ -1,6 +1,10 @@
 """Routes: wiring only."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+urlpatterns = [
+    path("", include("inference.urls")),
+    path("", include("tenants.urls")),
+    path("admin/", admin.site.urls),
+]

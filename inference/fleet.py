@@ -1,0 +1,42 @@
+"""What the engine workers serve right now, for pages. The token path keeps its own registry."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+
+from engine_worker.broker import BrokerUnavailable, GatewayBroker
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 1.0
+"""A page would rather say that it does not know than wait longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    context_length: int
+
+
+def served_models() -> tuple[ServedModel, ...]:
+    """Models with a live worker, by name; none when the broker can't be reached."""
+    try:
+        return async_to_sync(_served_models)()
+    except BrokerUnavailable:
+        log.warning("fleet.unavailable", exc_info=True)
+        return ()
+
+
+async def _served_models() -> tuple[ServedModel, ...]:
+    # A client of its own: a page runs on whatever event loop its thread was given.
+    broker = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
+    try:
+        alive = {worker.model for worker in await broker.workers() if not worker.draining}
+        cards = await broker.model_cards()
+    finally:
+        await broker.aclose()
+    return tuple(ServedModel(card.model, card.context_length) for card in cards if card.model in alive)

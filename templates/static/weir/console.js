@@ -1,0 +1,136 @@
+// What every page shares: theme choice, copy buttons, times in the reader's zone, the dialog, polite refreshing.
+
+const TIME_STYLES = {
+  time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
+  minute: { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" },
+  day: { year: "numeric", month: "short", day: "numeric" },
+};
+
+/** Rewrites each `<time datetime data-style>` under `root` in the reader's own zone and language. */
+function localiseTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]:not([data-localised])")) {
+    const when = new Date(element.dateTime);
+    if (Number.isNaN(when.getTime())) continue;
+    const style = TIME_STYLES[element.dataset.style] ?? TIME_STYLES.minute;
+    element.textContent = new Intl.DateTimeFormat(undefined, style).format(when);
+    element.title = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" }).format(when);
+    element.dataset.localised = "";
+  }
+}
+
+/** Copies `text`; where the clipboard is closed to us (plain http), through a selection. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.className = "visually-hidden";
+    (document.querySelector("dialog[open]") ?? document.body).append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    return copied;
+  }
+}
+
+/** Says something to screen readers without moving the focus. */
+export function announce(message) {
+  const region = document.getElementById("announcer");
+  if (region) region.textContent = message;
+}
+
+async function onCopy(button) {
+  const source = document.getElementById(button.dataset.copy);
+  if (!source) return;
+  const copied = await copyText(source.value ?? source.textContent);
+  const label = button.dataset.label ?? button.textContent;
+  button.dataset.label = label;
+  button.textContent = copied ? "Copied" : "Press Ctrl+C";
+  announce(copied ? "Copied to the clipboard" : "Copying was refused by the browser");
+  if (!copied) getSelection()?.selectAllChildren(source);
+  clearTimeout(Number(button.dataset.timer));
+  button.dataset.timer = String(setTimeout(() => { button.textContent = label; }, 2000));
+}
+
+function initTheme() {
+  for (const group of document.querySelectorAll("[data-theme-choice]")) {
+    const chosen = document.documentElement.dataset.theme ?? "auto";
+    for (const radio of group.querySelectorAll("input")) {
+      radio.checked = radio.value === chosen;
+      radio.addEventListener("change", () => {
+        if (radio.value === "auto") delete document.documentElement.dataset.theme;
+        else document.documentElement.dataset.theme = radio.value;
+        try {
+          localStorage.setItem("weir.theme", radio.value);
+        } catch {
+          // Not kept; it still holds for this page.
+        }
+      });
+    }
+  }
+}
+
+/** Regions with data-refresh-s ask htmx for a fresh copy, but only while somebody can see them. */
+function initRefresh() {
+  const due = new Map();
+  setInterval(() => {
+    if (document.hidden) return;
+    const now = Date.now();
+    for (const element of document.querySelectorAll("[data-refresh-s]")) {
+      const next = due.get(element.id) ?? now + Number(element.dataset.refreshS) * 1000;
+      if (now >= next) element.dispatchEvent(new CustomEvent("refresh"));
+      due.set(element.id, now >= next ? now + Number(element.dataset.refreshS) * 1000 : next);
+    }
+  }, 1000);
+}
+
+document.addEventListener("click", (event) => {
+  const target = event.target instanceof Element ? event.target : null;
+  const copy = target?.closest("[data-copy]");
+  if (copy) void onCopy(copy);
+  const closer = target?.closest("[data-close-dialog]");
+  if (closer) {
+    event.preventDefault();
+    closer.closest("dialog")?.close();
+  }
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (!target || !menu.contains(target)) menu.open = false;
+  }
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    menu.open = false;
+    menu.querySelector("summary")?.focus();
+  }
+});
+
+document.addEventListener("htmx:afterSwap", (event) => {
+  const target = event.detail.target;
+  if (target.matches?.("dialog")) target.showModal();
+});
+document.addEventListener("htmx:afterSettle", () => {
+  localiseTimes(document);
+  const focus = document.querySelector("[data-focus]");
+  if (focus) {
+    focus.removeAttribute("data-focus");
+    focus.focus();
+  }
+});
+// A failed fragment must not look like nothing happened: load the whole page, which shows the error.
+document.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.requestConfig.verb === "get" && event.detail.elt.dataset.refreshS) return;
+  announce("That did not work");
+  location.reload();
+});
+document.addEventListener("submit", (event) => {
+  // What a person typed in the chat leaves this browser with the session.
+  if (event.target instanceof Element && event.target.matches("[data-sign-out]")) sessionStorage.clear();
+});
+
+initTheme();
+initRefresh();
+localiseTimes(document);

@@ -1,0 +1,19 @@
+"""The console's pages about people and keys."""
+
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import path
+
+from tenants.forms import SignInForm
+
+urlpatterns = [
+    path(
+        "login/",
+        LoginView.as_view(
+            template_name="tenants/login.html",
+            authentication_form=SignInForm,
+            redirect_authenticated_user=False,
+        ),
+        name="login",
+    ),
+    path("logout/", LogoutView.as_view(next_page="home"), name="logout"),
+]

@@ -1,0 +1,59 @@
+"""The pages that anybody may see, and what every page owes its reader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.template.loader import render_to_string
+from django.test import Client
+
+PUBLIC = ["/", "/docs", "/login/"]
+TEMPLATES = Path(settings.BASE_DIR) / "templates"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", PUBLIC)
+def test_public_pages_need_no_account(client: Client, path: str):
+    response = client.get(path)
+    assert response.status_code == 200
+    assert b"</html>" in response.content
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", PUBLIC)
+def test_policy_allows_no_inline_script_or_style(client: Client, path: str):
+    policy = client.get(path).headers["Content-Security-Policy"]
+    assert "script-src 'self'" in policy
+    assert "style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.django_db
+def test_admin_gets_what_its_theme_needs(client: Client):
+    policy = client.get("/admin/login/").headers["Content-Security-Policy"]
+    assert "'unsafe-inline'" in policy
+    assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.rglob("*.html")), ids=lambda path: path.name)
+def test_templates_hold_no_inline_code(template: Path):
+    source = template.read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|\shx-on|<script(?![^>]*\ssrc=)", source)
+
+
+@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "500"])
+def test_error_pages_render_without_a_request(name: str):
+    page = render_to_string(f"{name}.html")
+    assert name[:3] in page
+    assert "Weir" in page
+
+
+@pytest.mark.django_db
+def test_unknown_path_answers_in_the_house_style(client: Client):
+    response = client.get("/no/such/page")
+    assert response.status_code == 404
+    assert b"not yours to see" in response.content
