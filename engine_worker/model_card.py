@@ -1,0 +1,94 @@
+"""What a model directory says of itself to gateways: tokenizer, template, limits. Reads no weights, needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from engine_worker.protocol import ModelCard
+
+
+class ModelCardError(Exception):
+    """The directory lacks something that serving needs; the message names the file."""
+
+
+def read_model_card(
+    name: str, directory: Path, *, context_length: int, dtype: str
+) -> tuple[ModelCard, bytes]:
+    """The card, and the bytes of the `tokenizer.json` that it names.
+
+    `context_length` is what the engine accepts, which may be less than what the model was trained for.
+    """
+    config = _json(directory / "config.json")
+    generation = _json(directory / "generation_config.json", optional=True)
+    tokenizer_config = _json(directory / "tokenizer_config.json", optional=True)
+    try:
+        tokenizer = (directory / "tokenizer.json").read_bytes()
+    except OSError as error:
+        raise ModelCardError(f"{directory} has no readable tokenizer.json: {error.strerror}") from error
+    text_config = config.get("text_config", config)
+    eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    card = ModelCard(
+        model=name,
+        revision=_fingerprint(directory),
+        architecture=(config.get("architectures") or ["unknown"])[0],
+        context_length=context_length,
+        vocab_size=int(text_config["vocab_size"]),
+        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
+        bos_token=_token(tokenizer_config.get("bos_token")),
+        eos_token=_token(tokenizer_config.get("eos_token")),
+        chat_template=_chat_template(directory, tokenizer_config),
+        dtype=dtype,
+    )
+    return card, tokenizer
+
+
+def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        if optional:
+            return {}
+        raise ModelCardError(
+            f"{path} is missing: {path.parent} is not a Hugging Face model directory"
+        ) from error
+    except ValueError as error:
+        raise ModelCardError(f"{path} is not valid JSON: {error}") from error
+    return value
+
+
+def _token(value: Any) -> str | None:
+    """Either a string or an AddedToken written out."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return None if content is None else str(content)
+
+
+def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # named templates; the one called default is the chat's
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template
+
+
+def _fingerprint(directory: Path) -> str:
+    """Names the weights: config, and of each weight file its name, size, header and samples of its content.
+
+    A full hash would read tens of gigabytes at each start; two models with equal headers and samples
+    at seventeen places are the same one.
+    """
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    weights = sorted(path for path in directory.iterdir() if path.suffix in {".safetensors", ".gguf", ".bin"})
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for sixteenth in range(17):
+                file.seek(max(0, size - 65536) * sixteenth // 16)
+                digest.update(file.read(65536))
+    return digest.hexdigest()

@@ -1,0 +1,91 @@
+"""One worker as an operating-system process: logging, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from engine_worker.broker import WorkerBroker
+from engine_worker.engine.types import Engine
+from engine_worker.protocol import ModelCard
+from engine_worker.worker import Worker
+from engine_worker.worker_config import WorkerConfig
+
+_log = structlog.get_logger("engine_worker.process")
+
+_ENGINE_STOP_S: Final = 10.0
+
+
+def configure_logging() -> None:
+    """One line per event on standard error: `key=value`, or JSON with WEIR_LOG_FORMAT=json."""
+    as_json = os.environ.get("WEIR_LOG_FORMAT") == "json"
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer()
+            if as_json
+            else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
+    """Starts the engine, serves until SIGTERM or SIGINT, stops it; the process's exit code.
+
+    `describe` is called once the engine has started, and tells what gateways must know.
+    """
+    return asyncio.run(_run(engine, describe, config))
+
+
+async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    starting = asyncio.create_task(engine.start(), name="engine-start")
+    stopping = asyncio.create_task(stop.wait(), name="engine-start-stop")
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        # Loading a model can't be interrupted, and nothing depends on its end.
+        _log.info("stopped_while_loading")
+        sys.stderr.flush()
+        os._exit(0)
+    starting.result()
+
+    broker = WorkerBroker(
+        config.redis_url,
+        model=config.model,
+        worker_id=config.worker_id,
+        lease_ms=config.lease_ms,
+        timeout_s=config.broker_timeout_s,
+    )
+    worker = Worker(engine, broker, *describe(), config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    if stop.is_set():
+        worker.stop()
+    try:
+        code = await worker.run()
+    finally:
+        await broker.aclose()
+    try:
+        async with asyncio.timeout(_ENGINE_STOP_S):
+            await engine.stop()
+    except TimeoutError:
+        # A step that hangs (a dead device) can't be interrupted; all requests are handed back by now.
+        _log.error("engine_stop_timed_out", after_s=_ENGINE_STOP_S)
+        sys.stderr.flush()
+        os._exit(code or 1)
+    return code

@@ -1,0 +1,52 @@
+"""A real worker process without a model: `python -m tests.engine_worker.scripted_worker NAME [DIR]`.
+
+Takes its speed from SCRIPTED_STEP_S, SCRIPTED_TOKENS_PER_STEP and SCRIPTED_MAX_NUM_SEQS, Redis from
+REDIS_URL. With DIR, the card and tokenizer are that model directory's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from engine_worker.model_card import read_model_card
+from engine_worker.process import configure_logging, run_worker
+from engine_worker.protocol import ModelCard
+from engine_worker.worker_config import WorkerConfig
+from tests.engine_worker.scripted_engine import ScriptedEngine
+
+
+def main() -> int:
+    configure_logging()
+    name = sys.argv[1]
+    context_length = 8192
+
+    def describe() -> tuple[ModelCard, bytes]:
+        if len(sys.argv) > 2:
+            return read_model_card(name, Path(sys.argv[2]), context_length=context_length, dtype="float32")
+        card = ModelCard(
+            model=name,
+            revision="scripted",
+            architecture="Scripted",
+            context_length=context_length,
+            vocab_size=256,
+            eos_token_ids=[0],
+            tokenizer_sha256="scripted",
+        )
+        return card, b"{}"
+
+    engine = ScriptedEngine(
+        step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.01")),
+        tokens_per_step=int(os.environ.get("SCRIPTED_TOKENS_PER_STEP", "1")),
+        max_num_seqs=int(os.environ.get("SCRIPTED_MAX_NUM_SEQS", "64")),
+        context_length=context_length,
+    )
+    lease_ms = int(os.environ.get("SCRIPTED_LEASE_MS", "10000"))
+    return run_worker(
+        engine, describe, WorkerConfig(model=name, redis_url=os.environ["REDIS_URL"], lease_ms=lease_ms)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

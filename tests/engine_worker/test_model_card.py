@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from engine_worker.model_card import ModelCardError, read_model_card
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "eos_token_id": 7})
+    )
+    (tmp_path / "tokenizer.json").write_bytes(b'{"a": 1}')
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
+    return tmp_path
+
+
+def test_a_minimal_directory(directory):
+    card, tokenizer = read_model_card("m", directory, context_length=512, dtype="fp32")
+    assert (card.model, card.architecture, card.context_length, card.vocab_size) == (
+        "m",
+        "LlamaForCausalLM",
+        512,
+        100,
+    )
+    assert (card.eos_token_ids, card.chat_template, card.bos_token) == ([7], None, None)
+    assert tokenizer == b'{"a": 1}'
+    assert card.tokenizer_sha256 == hashlib.sha256(tokenizer).hexdigest()
+
+
+def test_generation_config_and_templates_win(directory):
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": {"content": "<s>", "lstrip": False},
+                "eos_token": "</s>",
+                "chat_template": [
+                    {"name": "tool_use", "template": "T"},
+                    {"name": "default", "template": "D"},
+                ],
+            }
+        )
+    )
+    card, _ = read_model_card("m", directory, context_length=512, dtype="fp32")
+    assert (card.eos_token_ids, card.bos_token, card.eos_token, card.chat_template) == (
+        [7, 8],
+        "<s>",
+        "</s>",
+        "D",
+    )
+    (directory / "chat_template.jinja").write_text("J")
+    assert read_model_card("m", directory, context_length=512, dtype="fp32")[0].chat_template == "J"
+
+
+def test_the_revision_follows_the_weights(directory):
+    before = read_model_card("m", directory, context_length=1, dtype="fp32")[0].revision
+    assert read_model_card("m", directory, context_length=1, dtype="fp32")[0].revision == before
+    weights = bytearray((directory / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (directory / "model.safetensors").write_bytes(weights)
+    assert read_model_card("m", directory, context_length=1, dtype="fp32")[0].revision != before
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_what_is_missing_is_named(directory, missing):
+    (directory / missing).unlink()
+    with pytest.raises(ModelCardError, match=missing):
+        read_model_card("m", directory, context_length=1, dtype="fp32")
+
+
+def test_broken_json_is_named(directory):
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ModelCardError, match=r"config\.json is not valid JSON"):
+        read_model_card("m", directory, context_length=1, dtype="fp32")
