@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,11 +16,19 @@ from weir import embedded
 
 _scratch = Path(tempfile.mkdtemp(prefix="weir-test-"))
 _scratch.chmod(0o755)
+atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
+# Set before Django reads its settings: the tests have a `var/`, and so secrets, of their own.
+os.environ["WEIR_VAR_DIR"] = str(_scratch)
+
+
+def _run(server: embedded.Server) -> str:
+    process = embedded.start(server)
+    atexit.register(process.wait)
+    atexit.register(process.send_signal, server.command.stop_signal)
+    return server.url
+
+
 if "DATABASE_URL" not in os.environ:
-    _postgres, os.environ["DATABASE_URL"] = embedded.start_postgres(_scratch / "pg", _scratch / "pgsock")
-    atexit.register(_postgres.wait)
-    atexit.register(_postgres.send_signal, signal.SIGINT)
+    os.environ["DATABASE_URL"] = _run(embedded.prepare_postgres(_scratch, durable=False))
 if "REDIS_URL" not in os.environ:
-    _valkey, os.environ["REDIS_URL"] = embedded.start_valkey(_scratch / "valkey")
-    atexit.register(_valkey.wait)
-    atexit.register(_valkey.terminate)
+    os.environ["REDIS_URL"] = _run(embedded.prepare_valkey(_scratch, durable=False))

@@ -1,8 +1,27 @@
-"""ASGI entry point: HTTP to Django, websockets to Channels."""
+"""ASGI entry point: HTTP to Django, websockets to Channels.
+
+The API under /v1 has a handler of its own with a short, async-only list of middleware: no session, no
+CSRF, no thread hop. Everything else, the console and the admin, goes through Django's full list.
+"""
+
+from __future__ import annotations
 
 import os
 
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+from channels.security.websocket import AllowedHostsOriginValidator
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
-application = get_asgi_application()
+_pages = get_asgi_application()  # sets Django up: what follows may import models
+
+from inference.routing import websocket_urlpatterns  # noqa: E402
+from weir.api_handler import ApiHandler, PathSplit  # noqa: E402
+
+application = ProtocolTypeRouter(
+    {
+        "http": PathSplit("/v1/", inside=ApiHandler(), outside=_pages),
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+    }
+)

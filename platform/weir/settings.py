@@ -1,23 +1,64 @@
-"""The one settings file: everything comes from the environment, malformed values are fatal with the variable's name."""
+"""The one settings file: everything comes from the environment, malformed values are fatal by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from environs import Env
+import dj_database_url
 
+from weir import places
 from weir.csp import STRICT
+from weir.environment import BadEnvironment, Environment, generated_secret
+from weir.logs import logging_config
 
-env = Env()
+env = Environment()
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
-VAR_DIR = env.path("WEIR_VAR_DIR", default=BASE_DIR / "var")
+VAR_DIR = env.path("WEIR_VAR_DIR", BASE_DIR / "var")
+"""Everything that this installation keeps on disk."""
 
-DEBUG = env.bool("WEIR_DEBUG", default=False)
-SECRET_KEY = env.str("WEIR_SECRET_KEY", default="insecure-until-set")
-ALLOWED_HOSTS = env.list("WEIR_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+# --- where it is reached ---------------------------------------------------------------------------
+BIND_HOST = env.text("WEIR_HOST", "127.0.0.1")
+BIND_PORT = env.number("WEIR_PORT", 8000, least=1, most=65535)
+BASE_URL = env.text("WEIR_BASE_URL", f"http://localhost:{BIND_PORT}").rstrip("/")
+"""What people and SDKs type; https here switches on what plain HTTP can't have."""
+if urlsplit(BASE_URL).scheme not in {"http", "https"} or not urlsplit(BASE_URL).hostname:
+    raise BadEnvironment(f"WEIR_BASE_URL is {BASE_URL!r}, but should be like https://weir.example.com")
+ALLOWED_HOSTS = env.items(
+    "WEIR_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]", str(urlsplit(BASE_URL).hostname)]
+)
+CSRF_TRUSTED_ORIGINS = env.items("WEIR_TRUSTED_ORIGINS", [BASE_URL])
 
+# --- security --------------------------------------------------------------------------------------
+DEBUG = env.flag("WEIR_DEBUG", False)
+_given_secret_key = env.secret("WEIR_SECRET_KEY")
+SECRET_KEY = _given_secret_key or generated_secret(VAR_DIR / "secrets" / "secret_key", "WEIR_SECRET_KEY")
+_given_pepper = env.secret("WEIR_API_KEY_PEPPER")
+API_KEY_PEPPER = _given_pepper or generated_secret(
+    VAR_DIR / "secrets" / "api_key_pepper", "WEIR_API_KEY_PEPPER"
+)
+"""Keys the HMAC of API keys: changing it invalidates every key."""
+SECRETS_ARE_GENERATED = not (_given_secret_key and _given_pepper)
+
+_over_https = BASE_URL.startswith("https://")
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _over_https
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+SECURE_SSL_REDIRECT = False  # the proxy in front redirects; behind it this would loop
+SECURE_HSTS_SECONDS = 31_536_000 if _over_https and not DEBUG else 0
+# A client can send this header too: trusted only where a proxy that overwrites it is known to be in front.
+if env.flag("WEIR_BEHIND_PROXY", False):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {"DIRECTIVES": STRICT}
+
+# --- applications ----------------------------------------------------------------------------------
 INSTALLED_APPS = [
     "daphne",
+    "weir",
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -30,6 +71,7 @@ INSTALLED_APPS = [
     "inference",
 ]
 MIDDLEWARE = [
+    "weir.logs.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -40,10 +82,14 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "weir.csp.ContentSecurityPolicyMiddleware",
 ]
+API_MIDDLEWARE = ["weir.logs.RequestIdMiddleware"]
+"""For what is under /v1: async only; a sync one would cost every request a thread (see asgi.py)."""
 ROOT_URLCONF = "weir.urls"
 ASGI_APPLICATION = "weir.asgi.application"
 AUTH_USER_MODEL = "tenants.User"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+LOGIN_URL = "/login/"
+LOGIN_REDIRECT_URL = "/"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -58,22 +104,91 @@ TEMPLATES = [
         },
     },
 ]
-
-DATABASE_URL = env.str("DATABASE_URL")
-DATABASES = {"default": env.dj_db_url("DATABASE_URL")}
-REDIS_URL = env.str("REDIS_URL")
-
-CONTENT_SECURITY_POLICY = {"DIRECTIVES": STRICT}
-
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
-STATIC_ROOT = env.str("WEIR_STATIC_ROOT", default=None)
-"""Where collectstatic puts files, for installations that serve them elsewhere; unset, they come from the packages."""
+STATIC_ROOT = env.text("WEIR_STATIC_ROOT", "") or None
+"""Where collectstatic puts files, for a web server that serves them; unset, they come from the packages."""
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 STATICFILES_DIRS = [BASE_DIR / "templates" / "static"]
-LOGIN_URL = "/login/"
-LOGIN_REDIRECT_URL = "/"
 
-API_KEY_PEPPER = env.str("WEIR_API_KEY_PEPPER", default=SECRET_KEY)
-"""Keys the HMAC of API keys: changing it invalidates every key."""
+# --- state -----------------------------------------------------------------------------------------
+_given_database_url = env.secret("DATABASE_URL")
+_given_redis_url = env.secret("REDIS_URL")
+DATABASE_IS_EMBEDDED = _given_database_url is None
+REDIS_IS_EMBEDDED = _given_redis_url is None
+DATABASE_URL = _given_database_url or places.database_url(VAR_DIR)
+REDIS_URL = _given_redis_url or places.redis_url(VAR_DIR)
+
+try:
+    _database = dj_database_url.parse(DATABASE_URL)
+except ValueError as error:
+    # Its message repeats the URL, which holds a password.
+    raise BadEnvironment(
+        "DATABASE_URL is no database URL: give postgres://USER:PASSWORD@HOST:PORT/NAME"
+    ) from error
+if _database.get("ENGINE") != "django.db.backends.postgresql" or not _database.get("NAME"):
+    raise BadEnvironment(
+        "DATABASE_URL must name a PostgreSQL database: postgres://USER:PASSWORD@HOST:PORT/NAME"
+    )
+DATABASES = {
+    "default": {
+        **_database,
+        "CONN_MAX_AGE": 0,  # the pool keeps connections; a persistent one would never go back to it
+        "OPTIONS": {
+            **_database.get("OPTIONS", {}),
+            "connect_timeout": 5,
+            "pool": {
+                "min_size": 1,
+                "max_size": env.number("WEIR_DATABASE_POOL", 10, least=1, most=1000),
+                "timeout": 5.0,
+            },
+        },
+    }
+}
+
+_redis = urlsplit(REDIS_URL)
+if _redis.scheme not in {"redis", "rediss", "unix"} or not (_redis.hostname or _redis.path.strip("/")):
+    raise BadEnvironment("REDIS_URL should be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH")
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.core.RedisChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL], "prefix": "weir:channels"},
+    }
+}
+
+# --- background work -------------------------------------------------------------------------------
+# kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.
+CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1)
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "global_keyprefix": "weir:celery:",
+    "visibility_timeout": 900,  # a lost worker's tasks come back after this: longer than any task may run
+    "socket_timeout": 10,
+    "socket_connect_timeout": 5,
+}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True  # tasks are idempotent: better twice than lost
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_TASK_SOFT_TIME_LIMIT = 240
+CELERY_TASK_TIME_LIMIT = 300
+CELERY_TASK_DEFAULT_QUEUE = "weir"
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_CONCURRENCY = env.number("WEIR_CELERY_CONCURRENCY", 2, least=1, most=256)
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_TIMEZONE = "UTC"
+
+# --- the model served by `up` ----------------------------------------------------------------------
+MODEL = env.text("WEIR_MODEL", "smollm2-135m-instruct")
+"""The default model by name, a Hugging Face directory, or a GGUF file."""
+MODEL_NAME = env.text("WEIR_MODEL_NAME", "")
+"""What clients call it; unset, the last part of WEIR_MODEL."""
+
+# --- logs ------------------------------------------------------------------------------------------
+LOG_FORMAT = env.choice("WEIR_LOG_FORMAT", "console", ("console", "json"))
+LOG_LEVEL = env.choice("WEIR_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
+LOGGING = logging_config(as_json=LOG_FORMAT == "json", level=LOG_LEVEL)

@@ -1,0 +1,5 @@
+"""Routes under /v1."""
+
+from django.urls import URLPattern, URLResolver
+
+urlpatterns: list[URLPattern | URLResolver] = []

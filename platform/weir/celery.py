@@ -1,0 +1,21 @@
+"""The Celery application and its timetable."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
+
+app = Celery("weir")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+app.conf.beat_schedule = {
+    "drain-usage": {
+        "task": "inference.tasks.drain_usage",
+        "schedule": 2.0,
+        # One that could not run in time is worth nothing: the next does its work too.
+        "options": {"expires": 10.0},
+    },
+}
