@@ -1,0 +1,3 @@
+from inference.models.usage import ParkedUsageEvent, UsageRecord
+
+__all__ = ["ParkedUsageEvent", "UsageRecord"]

@@ -1,3 +1,22 @@
+from tenants.models.api_key import ApiKey, ApiKeyUse
+from tenants.models.audit import ActorKind, AuditEntry
+from tenants.models.auth_epoch import AuthEpoch
+from tenants.models.member import Membership, Role
+from tenants.models.quota import QuotaLimit
+from tenants.models.tenant import Tenant
+from tenants.models.tier import Tier
 from tenants.models.user import User
 
-__all__ = ["User"]
+__all__ = [
+    "ActorKind",
+    "ApiKey",
+    "ApiKeyUse",
+    "AuditEntry",
+    "AuthEpoch",
+    "Membership",
+    "QuotaLimit",
+    "Role",
+    "Tenant",
+    "Tier",
+    "User",
+]

@@ -1,0 +1,1 @@
+"""Token buckets and concurrency leases in Redis: Lua beside the typed Python that binds it."""

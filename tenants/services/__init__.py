@@ -1,0 +1,23 @@
+"""Every change to tenants, members, keys and limits: verb first, the actor explicit, audited."""
+
+from tenants.services.api_keys import IssuedKey, issue_api_key, revoke_api_key
+from tenants.services.audit import Actor, record_audit
+from tenants.services.demo import Demo, ensure_demo
+from tenants.services.limits import remove_quota_limit, set_quota_limit
+from tenants.services.tenants import add_member, create_tenant, resume_tenant, suspend_tenant
+
+__all__ = [
+    "Actor",
+    "Demo",
+    "IssuedKey",
+    "add_member",
+    "create_tenant",
+    "ensure_demo",
+    "issue_api_key",
+    "record_audit",
+    "remove_quota_limit",
+    "resume_tenant",
+    "revoke_api_key",
+    "set_quota_limit",
+    "suspend_tenant",
+]

@@ -1,0 +1,139 @@
+"""A bearer key, or a member's session, to a Principal.
+
+AuthError
+├── AuthenticationFailed    the credentials won't do: 401 (403 for a suspended tenant)
+│   ├── MissingKey
+│   ├── InvalidKey
+│   ├── RevokedKey
+│   ├── ExpiredKey
+│   └── TenantSuspended
+├── NotAMember              the person does not belong to that tenant: 403
+└── AuthUnavailable         the database is away and the key is not known here: 503, never 401
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError
+
+from tenants.key_cache import KeyCache, KeyUnavailable
+from tenants.key_format import digest_key, parse_key
+from tenants.key_verdict import Verdict, judge
+from tenants.models import User
+from tenants.principal import Principal
+from tenants.selectors import find_membership, member_principal
+
+
+class AuthError(Exception):
+    """`code` is stable and for programs, the message is for people, `status` is HTTP's."""
+
+    code: ClassVar[str] = "auth_error"
+    status: ClassVar[int] = 401
+    message: ClassVar[str] = "Authentication failed."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or self.message)
+
+
+class AuthenticationFailed(AuthError):
+    pass
+
+
+class MissingKey(AuthenticationFailed):
+    code = "missing_api_key"
+    message = "You did not provide an API key. Send it as 'Authorization: Bearer KEY'."
+
+
+class InvalidKey(AuthenticationFailed):
+    code = "invalid_api_key"
+    message = "The API key is not valid."
+
+
+class RevokedKey(AuthenticationFailed):
+    code = "api_key_revoked"
+    message = "The API key has been revoked."
+
+
+class ExpiredKey(AuthenticationFailed):
+    code = "api_key_expired"
+    message = "The API key has expired."
+
+
+class TenantSuspended(AuthenticationFailed):
+    code = "tenant_suspended"
+    status = 403
+    message = "This tenant is suspended. Ask your operator."
+
+
+class NotAMember(AuthError):
+    code = "not_a_member"
+    status = 403
+    message = "You are not a member of this tenant."
+
+
+class AuthUnavailable(AuthError):
+    code = "auth_unavailable"
+    status = 503
+    message = "Keys can't be checked at the moment. Try again shortly."
+
+
+_REFUSALS: dict[Verdict, type[AuthenticationFailed]] = {
+    Verdict.INVALID: InvalidKey,
+    Verdict.REVOKED: RevokedKey,
+    Verdict.EXPIRED: ExpiredKey,
+    Verdict.SUSPENDED: TenantSuspended,
+}
+
+# A cache per event loop: its locks belong to one. Servers have one loop; tests and tools may have several.
+_caches: WeakKeyDictionary[asyncio.AbstractEventLoop, KeyCache] = WeakKeyDictionary()
+
+
+async def authenticate_bearer(token: str | None) -> Principal:
+    """The principal of an API key, given without the word `Bearer`. No query when the key is warm.
+
+    Raises AuthenticationFailed or AuthUnavailable.
+    """
+    if not token or not token.strip():
+        raise MissingKey
+    key = parse_key(token.strip())
+    if key is None:
+        raise InvalidKey
+    loop = asyncio.get_running_loop()
+    cache = _caches.get(loop)
+    if cache is None:
+        cache = _caches[loop] = KeyCache()
+    digest = digest_key(key, pepper=settings.API_KEY_PEPPER)
+    try:
+        stored = await cache.get(key.lookup_id, digest)
+    except KeyUnavailable as error:
+        raise AuthUnavailable from error
+    verdict = judge(stored, digest)
+    if verdict is not Verdict.GOOD:
+        raise _REFUSALS[verdict]
+    assert stored is not None
+    return stored.principal
+
+
+async def principal_for_member(user: User, tenant_public_id: str | None = None) -> Principal:
+    """The principal of a signed-in person in the named tenant, or in their first.
+
+    Raises NotAMember, TenantSuspended or AuthUnavailable.
+    """
+    return await sync_to_async(_principal_for_member)(user, tenant_public_id)
+
+
+def _principal_for_member(user: User, tenant_public_id: str | None) -> Principal:
+    try:
+        membership = find_membership(user, tenant_public_id) if user.is_active else None
+        if membership is None:
+            raise NotAMember
+        if membership.tenant.is_suspended:
+            raise TenantSuspended
+        return member_principal(membership, user)
+    except (DatabaseError, InterfaceError) as error:
+        raise AuthUnavailable from error

@@ -1,0 +1,113 @@
+"""Limits: what a tier, a tenant or a key may use. All that apply bind; the narrowest refuses first."""
+
+from __future__ import annotations
+
+import uuid_utils.compat
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.db.models import ExpressionWrapper, F, Q
+from django.db.models.lookups import LessThanOrEqual
+
+from tenants.models.api_key import ApiKey
+from tenants.models.tenant import Tenant
+from tenants.models.tier import Tier
+from tenants.principal import LimitMetric, LimitScope
+from tenants.scope import TenantScopedManager
+
+AMOUNT_MAX = 1_000_000_000_000
+PERIOD_S_MAX = 31 * 86_400
+BURST_TIMES_PERIOD_MAX = 8_000_000_000_000
+"""Keeps burst * 1000 * period_s under 2**53, with room for debt: Lua's numbers are exact up to there."""
+
+
+class QuotaLimit(models.Model):
+    """A rate is a token bucket: it holds `burst` and gains `amount` per `period_s`. Concurrency has
+    `amount` slots, period 0 and burst equal to the amount."""
+
+    public_id = models.UUIDField(default=uuid_utils.compat.uuid7, unique=True, editable=False)
+    scope = models.CharField(max_length=8, choices=[(s.value, s.value) for s in LimitScope])
+    tier = models.ForeignKey(Tier, null=True, blank=True, on_delete=models.CASCADE, related_name="limits")
+    """A tier's limit holds for each of its tenants, counted per tenant."""
+    tenant = models.ForeignKey(Tenant, null=True, blank=True, on_delete=models.CASCADE, related_name="limits")
+    api_key = models.ForeignKey(
+        ApiKey, null=True, blank=True, on_delete=models.CASCADE, related_name="limits"
+    )
+    metric = models.CharField(max_length=16, choices=[(m.value, m.value) for m in LimitMetric])
+    amount = models.PositiveBigIntegerField(validators=[MinValueValidator(1)])
+    period_s = models.PositiveIntegerField(default=60, help_text="Seconds; 0 for concurrency.")
+    burst = models.PositiveBigIntegerField(
+        validators=[MinValueValidator(1)], help_text="What may be used at once."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    unscoped = models.Manager()
+    objects = TenantScopedManager()
+
+    class Meta:
+        default_manager_name = "unscoped"
+        base_manager_name = "unscoped"
+        ordering = ["id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(
+                    scope=LimitScope.TIER.value, tier__isnull=False, tenant__isnull=True, api_key__isnull=True
+                )
+                | Q(
+                    scope=LimitScope.TENANT.value,
+                    tier__isnull=True,
+                    tenant__isnull=False,
+                    api_key__isnull=True,
+                )
+                | Q(
+                    scope=LimitScope.KEY.value, tier__isnull=True, tenant__isnull=False, api_key__isnull=False
+                ),
+                name="quota_limit_has_one_owner",
+                violation_error_message="A limit belongs to a tier, a tenant, or a tenant's key: name just that.",
+            ),
+            models.CheckConstraint(
+                condition=Q(metric=LimitMetric.CONCURRENCY.value, period_s=0, burst=F("amount"))
+                | Q(metric__in=[LimitMetric.REQUESTS.value, LimitMetric.TOKENS.value], period_s__gte=1),
+                name="quota_limit_period_fits_metric",
+                violation_error_message="Concurrency has period 0 and burst = amount; a rate has a period.",
+            ),
+            models.CheckConstraint(
+                condition=Q(amount__gte=1, amount__lte=AMOUNT_MAX, burst__gte=1, burst__lte=AMOUNT_MAX),
+                name="quota_limit_amount_in_range",
+                violation_error_message=f"Amount and burst must lie between 1 and {AMOUNT_MAX}.",
+            ),
+            models.CheckConstraint(
+                condition=Q(period_s__lte=PERIOD_S_MAX),
+                name="quota_limit_period_in_range",
+                violation_error_message=f"A period is at most {PERIOD_S_MAX} s (31 days).",
+            ),
+            models.CheckConstraint(
+                condition=LessThanOrEqual(
+                    ExpressionWrapper(F("burst") * F("period_s"), output_field=models.BigIntegerField()),
+                    BURST_TIMES_PERIOD_MAX,
+                ),
+                name="quota_limit_counts_exactly",
+                violation_error_message=f"burst * period_s must not exceed {BURST_TIMES_PERIOD_MAX}.",
+            ),
+            # One limit per owner, metric and period; they serve as well the load of a principal's limits.
+            models.UniqueConstraint(
+                fields=["tier", "metric", "period_s"],
+                condition=Q(scope=LimitScope.TIER.value),
+                name="quota_limit_once_per_tier",
+            ),
+            models.UniqueConstraint(
+                fields=["tenant", "metric", "period_s"],
+                condition=Q(scope=LimitScope.TENANT.value),
+                name="quota_limit_once_per_tenant",
+            ),
+            models.UniqueConstraint(
+                fields=["tenant", "api_key", "metric", "period_s"],
+                condition=Q(scope=LimitScope.KEY.value),
+                name="quota_limit_once_per_key",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        if self.metric == LimitMetric.CONCURRENCY:
+            return f"{self.amount} at once per {self.scope}"
+        return f"{self.amount} {self.metric} per {self.period_s} s per {self.scope}"

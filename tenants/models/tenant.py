@@ -1,0 +1,40 @@
+"""A customer, team or project that shares the machines: it owns keys, limits and usage."""
+
+from __future__ import annotations
+
+import uuid_utils.compat
+from django.conf import settings
+from django.db import models
+
+from tenants.models.tier import Tier
+
+
+class Tenant(models.Model):
+    public_id = models.UUIDField(default=uuid_utils.compat.uuid7, unique=True, editable=False)
+    name = models.CharField(max_length=120)
+    slug = models.SlugField(max_length=63, unique=True)
+    tier = models.ForeignKey(Tier, on_delete=models.PROTECT, related_name="tenants")
+    members = models.ManyToManyField(
+        settings.AUTH_USER_MODEL, through="tenants.Membership", related_name="tenants"
+    )
+    suspended_at = models.DateTimeField(null=True, blank=True, editable=False)
+    suspended_reason = models.CharField(max_length=200, blank=True, editable=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.CheckConstraint(condition=~models.Q(name=""), name="tenant_has_a_name"),
+            models.CheckConstraint(
+                condition=models.Q(suspended_at__isnull=False) | models.Q(suspended_reason=""),
+                name="tenant_reason_only_while_suspended",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.suspended_at is not None

@@ -1,0 +1,113 @@
+-- Shared by the scripts beside it, which are each loaded with this text in front.
+--
+-- A token bucket is a hash {level, at, rem}: `level` in milli-units (may be below 0 after a charge that
+-- was larger than reserved), `at` the server's time in ms, `rem` the part of a milli-unit not yet granted,
+-- in 1/period. It gains amount/period milli-units per ms, in integers, without loss. An absent key is a
+-- full bucket, and each key lives just until it would be full, so expiry changes nothing.
+--
+-- A concurrency limit is a sorted set of reservation ids by the ms at which each lease lapses.
+--
+-- A bucket argument is a table {key, metric, amount, period (s; 0 is concurrency), burst}.
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function text(number)
+  return string.format('%.0f', number)  -- tostring() would write 1e+15
+end
+
+local function capacity(bucket)
+  return bucket.burst * 1000
+end
+
+-- Level now, in milli-units, and the remainder that goes with it.
+local function level_now(bucket, now)
+  local stored = redis.call('HMGET', bucket.key, 'level', 'at', 'rem')
+  local full = capacity(bucket)
+  if not stored[1] then return full, 0 end
+  local level, at, rem = tonumber(stored[1]), tonumber(stored[2]), tonumber(stored[3])
+  local elapsed = math.max(0, now - at)  -- a clock that stepped back grants nothing
+  local missing = full - level
+  if missing <= 0 then return full, 0 end  -- the limit was lowered
+  -- Compared by division first: the product below stays under 2^53 only while the bucket is not full.
+  if elapsed >= missing * bucket.period / bucket.amount then return full, 0 end
+  local units = elapsed * bucket.amount + rem
+  local granted = math.floor(units / bucket.period)
+  if granted >= missing then return full, 0 end
+  return level + granted, units - granted * bucket.period
+end
+
+local function store_level(bucket, level, rem, now)
+  local missing = capacity(bucket) - level
+  if missing <= 0 then
+    redis.call('DEL', bucket.key)
+    return
+  end
+  redis.call('HSET', bucket.key, 'level', text(level), 'at', text(now), 'rem', text(rem))
+  redis.call('PEXPIRE', bucket.key, text(math.ceil(missing * bucket.period / bucket.amount)))
+end
+
+-- Milliseconds until the bucket holds `wanted` milli-units.
+local function wait_for(bucket, level, rem, wanted)
+  if level >= wanted then return 0 end
+  return math.max(1, math.ceil(((wanted - level) * bucket.period - rem) / bucket.amount))
+end
+
+-- Adds `delta` milli-units (a refund, or below 0 a charge); never above the burst.
+local function adjust(bucket, delta, now)
+  if delta == 0 then return end
+  local level, rem = level_now(bucket, now)
+  store_level(bucket, math.min(capacity(bucket), level + delta), rem, now)
+end
+
+local function slots_used(bucket, now)
+  return redis.call('ZCOUNT', bucket.key, '(' .. text(now), '+inf')
+end
+
+-- Drops a lease, and lets the key live as long as the last one that is left.
+local function free_slot(bucket, id)
+  redis.call('ZREM', bucket.key, id)
+end
+
+local function take_slot(bucket, id, lapses_at)
+  redis.call('ZADD', bucket.key, text(lapses_at), id)
+  local last = redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')
+  redis.call('PEXPIREAT', bucket.key, last[2])
+end
+
+-- {remaining in whole units, ms until full}
+local function state_of(bucket, now)
+  if bucket.period == 0 then
+    local last = redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')
+    local reset = last[2] and math.max(0, tonumber(last[2]) - now) or 0
+    return {math.max(0, bucket.amount - slots_used(bucket, now)), reset}
+  end
+  local level, rem = level_now(bucket, now)
+  return {math.max(0, math.floor(level / 1000)), wait_for(bucket, level, rem, capacity(bucket))}
+end
+
+-- Buckets from ARGV, four values each (metric, amount, period, burst), and as many keys.
+local function buckets_from(first_key, first_arg)
+  local buckets = {}
+  for i = first_key, #KEYS do
+    local a = first_arg + (i - first_key) * 4
+    buckets[#buckets + 1] = {
+      key = KEYS[i], metric = ARGV[a], amount = tonumber(ARGV[a + 1]),
+      period = tonumber(ARGV[a + 2]), burst = tonumber(ARGV[a + 3]),
+    }
+  end
+  return buckets
+end
+
+-- The reservation's buckets, with what was taken from each, as reserve.lua wrote them.
+-- Their keys are not in KEYS: the caller does not know them. They carry the same hash tag as KEYS[1], so
+-- they live on the same node of a cluster.
+local function buckets_of(record)
+  local buckets = {}
+  for _, b in ipairs(cmsgpack.unpack(record)) do
+    buckets[#buckets + 1] = {key = b[1], metric = b[2], amount = b[3], period = b[4], burst = b[5], taken = b[6]}
+  end
+  return buckets
+end

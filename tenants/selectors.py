@@ -1,0 +1,145 @@
+"""Reads across the tenants app: principals, and a tenant's own rows by public id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from django.db.models import Q
+
+from tenants.models import ApiKey, AuthEpoch, Membership, QuotaLimit, Role, Tenant, Tier, User
+from tenants.principal import LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
+
+_EVERYTHING: Final = frozenset(Scope)
+SCOPES_BY_ROLE: Final[dict[Role, frozenset[Scope]]] = {
+    Role.OWNER: _EVERYTHING,
+    Role.ADMIN: _EVERYTHING,
+    Role.DEVELOPER: frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
+    Role.VIEWER: frozenset({Scope.USAGE_READ}),
+    Role.BILLING: frozenset({Scope.USAGE_READ}),
+}
+
+
+class ApiKeyNotFound(Exception):
+    """There is no such key in this tenant: absent and another tenant's are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """What authentication needs of a key, its secret aside."""
+
+    principal: Principal
+    digest: bytes
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    tenant_suspended_at: datetime | None
+
+    def __repr__(self) -> str:
+        return f"StoredKey({self.principal.key_public_id})"
+
+
+def read_auth_epoch() -> UUID | None:
+    """None until the first change after installation."""
+    return AuthEpoch.objects.values_list("value", flat=True).first()
+
+
+def find_stored_key(lookup_id: str) -> StoredKey | None:
+    """Two queries: the key with its tenant and tier; the limits of all three."""
+    api_key = ApiKey.unscoped.select_related("tenant__tier").filter(lookup_id=lookup_id).first()
+    if api_key is None:
+        return None
+    tenant = api_key.tenant
+    return StoredKey(
+        principal=Principal(
+            tenant_id=tenant.pk,
+            tenant_public_id=str(tenant.public_id),
+            tenant_name=tenant.name,
+            tier=tier_spec(tenant.tier),
+            limits=limits_of(tenant, api_key),
+            scopes=frozenset(Scope(scope) for scope in api_key.scopes),
+            key_id=api_key.pk,
+            key_public_id=str(api_key.public_id),
+        ),
+        digest=bytes(api_key.digest),
+        expires_at=api_key.expires_at,
+        revoked_at=api_key.revoked_at,
+        tenant_suspended_at=tenant.suspended_at,
+    )
+
+
+def find_membership(user: User, tenant_public_id: str | None) -> Membership | None:
+    """The person's membership of that tenant; of their first one when none is named."""
+    rows = Membership.unscoped.select_related("tenant__tier").filter(user=user).order_by("id")
+    if tenant_public_id is not None:
+        try:
+            rows = rows.filter(tenant__public_id=UUID(tenant_public_id))
+        except ValueError:
+            return None
+    return rows.first()
+
+
+def member_principal(membership: Membership, user: User) -> Principal:
+    tenant = membership.tenant
+    return Principal(
+        tenant_id=tenant.pk,
+        tenant_public_id=str(tenant.public_id),
+        tenant_name=tenant.name,
+        tier=tier_spec(tenant.tier),
+        limits=limits_of(tenant, None),
+        scopes=SCOPES_BY_ROLE[Role(membership.role)],
+        user_id=user.pk,
+        user_public_id=str(user.public_id),
+    )
+
+
+def tier_spec(tier: Tier) -> TierSpec:
+    return TierSpec(
+        name=tier.name,
+        rank=tier.rank,
+        weight=tier.weight,
+        max_queued=tier.max_queued,
+        max_queued_per_tenant=tier.max_queued_per_tenant,
+        deadline_s=tier.deadline_s,
+        max_output_tokens=tier.max_output_tokens,
+    )
+
+
+def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:
+    """Every limit that binds the tenant (and the key), widest first. A tier's is counted per tenant."""
+    applies = Q(scope=LimitScope.TIER.value, tier=tenant.tier_id) | Q(
+        scope=LimitScope.TENANT.value, tenant=tenant
+    )
+    if api_key is not None:
+        applies |= Q(scope=LimitScope.KEY.value, tenant=tenant, api_key=api_key)
+    widest_first = list(LimitScope)
+    rows = sorted(
+        QuotaLimit.unscoped.filter(applies),
+        key=lambda row: (widest_first.index(LimitScope(row.scope)), row.pk),
+    )
+    owner = str(tenant.public_id)
+    return tuple(
+        LimitSpec(
+            scope=LimitScope(row.scope),
+            owner_id=str(api_key.public_id) if api_key is not None and row.api_key_id else owner,
+            metric=LimitMetric(row.metric),
+            amount=row.amount,
+            period_s=row.period_s,
+            burst=row.burst,
+        )
+        for row in rows
+    )
+
+
+def get_api_key(principal: Principal, public_id: str) -> ApiKey:
+    """Raises ApiKeyNotFound for an absent key as for another tenant's: one query, one answer."""
+    try:
+        return ApiKey.objects.for_tenant(principal.tenant_id).get(public_id=UUID(public_id))
+    except (ValueError, ApiKey.DoesNotExist):
+        raise ApiKeyNotFound(public_id) from None
+
+
+def list_api_keys(principal: Principal) -> list[ApiKey]:
+    """The tenant's keys, newest first, each with its `use` row where there is one."""
+    return list(ApiKey.objects.for_tenant(principal.tenant_id).select_related("use", "created_by"))
