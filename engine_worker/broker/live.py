@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from engine_worker.broker.errors import BrokerUnavailable
-from engine_worker.protocol import PROTOCOL_VERSION, Chunk, ProtocolVersionError
+from engine_worker.protocol import PROTOCOL_VERSION, Chunk
 
 _CHUNKS = msgspec.msgpack.Decoder(list[Chunk])
 _PING_INTERVAL_S: Final = 5.0
@@ -47,10 +47,19 @@ class LiveChannel:
     task named `live-channel` owned by this object reads the socket, and reconnects with backoff.
     """
 
-    def __init__(self, url: str, channel: str, *, timeout_s: float, max_messages: int = 4096) -> None:
+    def __init__(
+        self,
+        url: str,
+        channel: str,
+        *,
+        timeout_s: float,
+        max_messages: int = 4096,
+        ping_interval_s: float = _PING_INTERVAL_S,
+    ) -> None:
         self.channel = channel
         self._timeout_s = timeout_s
         self._max_messages = max_messages
+        self._ping_interval_s = ping_interval_s
         # A pool only as the parser of the URL and the factory of its kind of connection.
         self._pool: Any = ConnectionPool.from_url(
             url,
@@ -66,10 +75,10 @@ class LiveChannel:
     async def __aenter__(self) -> Self:
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = await self._subscribe()
+                self._connection = await self._subscribe()
         except (RedisError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(f"can't subscribe to the live channel: {error}") from error
-        self._task = asyncio.create_task(self._read_for_ever(connection), name="live-channel")
+        self._task = asyncio.create_task(self._read_for_ever(), name="live-channel")
         return self
 
     async def __aexit__(
@@ -78,6 +87,8 @@ class LiveChannel:
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        # Here and not in the task: one that is cancelled before its first step never gets to clean up.
+        await self._connection.disconnect(nowait=True)
 
     def __aiter__(self) -> Self:
         return self
@@ -88,7 +99,6 @@ class LiveChannel:
             self._arrived.clear()
             await self._arrived.wait()
             if not self._buffer and self._task.done():
-                self._task.result()
                 raise StopAsyncIteration
         return self._buffer.popleft()
 
@@ -111,34 +121,33 @@ class LiveChannel:
             raise
         return connection
 
-    async def _read_for_ever(self, connection: Connection) -> None:
-        backoff_s = _BACKOFF_MIN_S
+    async def _read_for_ever(self) -> None:
         try:
             while True:
                 with contextlib.suppress(RedisError, OSError):
-                    await self._read(connection)
-                await connection.disconnect(nowait=True)
-                while True:
-                    # Jitter: a fleet of gateways must not come back in one instant.
-                    await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311
-                    try:
-                        async with asyncio.timeout(self._timeout_s):
-                            connection = await self._subscribe()
-                    except (RedisError, OSError, TimeoutError):
-                        backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-                    else:
-                        backoff_s = _BACKOFF_MIN_S
-                        break
+                    await self._read(self._connection)
+                await self._connection.disconnect(nowait=True)
+                self._connection = await self._reconnect()
                 self._put(GAP)
         finally:
-            await connection.disconnect(nowait=True)
             self._arrived.set()
+
+    async def _reconnect(self) -> Connection:
+        backoff_s = _BACKOFF_MIN_S
+        while True:
+            # Jitter: a fleet of gateways must not come back in one instant.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._subscribe()
+            except (RedisError, OSError, TimeoutError):
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
     async def _read(self, connection: Connection) -> None:
         """Until the connection fails. Silence is probed: a peer that vanished without a word says nothing."""
         pinged = False
         while True:
-            reply = await connection.read_response(timeout=_PING_INTERVAL_S)
+            reply = await connection.read_response(timeout=self._ping_interval_s)
             if reply is None:
                 if pinged:
                     return
@@ -151,12 +160,9 @@ class LiveChannel:
 
 
 def _decode(message: bytes) -> list[Chunk] | Gap:
+    """What can't be understood is a gap: the one request it is about meets it again, by name, in its log."""
     try:
         chunks = _CHUNKS.decode(message)
     except msgspec.MsgspecError:
-        # Another version's message, or not one at all. The reader meets it again in the log, by name.
         return GAP
-    for chunk in chunks:
-        if chunk.v != PROTOCOL_VERSION:
-            raise ProtocolVersionError(chunk.v)
-    return chunks
+    return chunks if all(chunk.v == PROTOCOL_VERSION for chunk in chunks) else GAP
