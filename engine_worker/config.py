@@ -1,0 +1,68 @@
+"""How one engine is set up: a frozen value that every part reads and none changes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Raises ValueError, naming the field, when they contradict each other."""
+
+    model_dir: Path
+    """A Hugging Face model directory: config.json, safetensors, tokenizer.json."""
+    precision: Precision = "fp32"
+    """Of the weights of linear layers on the CPU. `fp32` is token-exact against `transformers`."""
+    device: str = "cpu"
+    threads: int | None = None
+    """Threads inside an operation; None: one per physical core that this process may use."""
+    block_size: int = 64
+    """Tokens per KV block. Large blocks make large batched products on the CPU; the last one of a
+    sequence is half empty on average."""
+    num_kv_blocks: int | None = None
+    """KV blocks in all, scratch block included; None: as many as `kv_cache_memory` holds."""
+    kv_cache_memory: int = 2 << 30
+    """Bytes for keys and values of all layers. On the CPU a page that is never used costs nothing."""
+    max_num_seqs: int = 64
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 512
+    """Tokens computed per step: every decode first, then chunks of prompts."""
+    max_model_len: int | None = None
+    """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            # Otherwise a full batch of decodes would not fit in a step and the last would starve.
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence needs a token per step"
+            )
+        if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
+            raise ValueError("num_kv_blocks must be at least 2: one is scratch, one holds tokens")
+        if self.precision not in ("fp32", "fp16", "int8"):
+            raise ValueError(f"precision must be fp32, fp16 or int8, it is {self.precision!r}")
+
+    def thread_count(self) -> int:
+        return self.threads or physical_cores()
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may run on: a second thread on a core only fights for its vector units."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: set[str] = set()
+    for cpu in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            siblings = (topology / "thread_siblings_list").read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings)
+    return max(1, len(cores))

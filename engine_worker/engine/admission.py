@@ -1,0 +1,97 @@
+"""What may enter the engine: every limit is checked here, so that no step has to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+
+from tokenizers import Tokenizer
+
+from engine_worker.engine.detokenizer import Detokenizer
+from engine_worker.engine.output_text import OutputText
+from engine_worker.engine.sequence import Sequence
+from engine_worker.engine.types import EngineRequest, InvalidRequest
+from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits of one loaded model."""
+
+    tokenizer: Tokenizer
+    special_token_ids: frozenset[int]
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    max_model_len: int
+    """Prompt plus output."""
+
+    def admit(self, request: EngineRequest, uid: int) -> Sequence:
+        """The request as a sequence, with the tokens of an earlier attempt replayed. Raises InvalidRequest."""
+        prompt = list(request.prompt_token_ids)
+        sampling = request.sampling
+        self._check_prompt(prompt)
+        self._check_sampling(sampling)
+        self._check_ids("resumed_token_ids", request.resumed_token_ids)
+        eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
+        sequence = Sequence(
+            uid=uid,
+            request=request,
+            token_ids=prompt,
+            num_prompt=len(prompt),
+            max_tokens=min(sampling.max_tokens, self.max_model_len - len(prompt)),
+            stop_ids=eos | frozenset(sampling.stop_token_ids),
+            text=OutputText(Detokenizer(self.tokenizer, self.special_token_ids), sampling.stop),
+        )
+        # Replayed one by one, as they were made: the text that the earlier attempt let out, and what
+        # it held back, follow from the tokens.
+        for token_id in request.resumed_token_ids:
+            if sequence.finish is None:
+                sequence.append(token_id)
+        sequence.take_output()
+        return sequence
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: at least one token is needed")
+        if len(prompt) >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, which leaves no room for output in the context of "
+                f"{self.max_model_len} tokens"
+            )
+        self._check_ids("the prompt", prompt)
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        for name, good, rule in (
+            ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+            ("temperature", isfinite(sampling.temperature) and sampling.temperature >= 0, "0 or more"),
+            ("top_k", sampling.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= sampling.min_p <= 1, "from 0 to 1"),
+            (
+                "repetition_penalty",
+                isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
+                "above 0",
+            ),
+            ("frequency_penalty", isfinite(sampling.frequency_penalty), "a finite number"),
+            ("presence_penalty", isfinite(sampling.presence_penalty), "a finite number"),
+            ("logit_bias", all(map(isfinite, sampling.logit_bias.values())), "finite numbers"),
+            ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_tokens, "from 0 to max_tokens"),
+            ("stop", all(sampling.stop), "without empty strings"),
+            (
+                "logprobs",
+                sampling.logprobs is None or 0 <= sampling.logprobs <= LOGPROBS_MAX,
+                f"from 0 to {LOGPROBS_MAX}",
+            ),
+        ):
+            if not good:
+                raise InvalidRequest(f"{name} must be {rule}, it is {getattr(sampling, name)!r}")
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_ids("logit_bias", sampling.logit_bias)
+
+    def _check_ids(self, where: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"{where} has token id {token_id}; this model's ids go from 0 to {self.vocab_size - 1}"
+                )

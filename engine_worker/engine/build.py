@@ -1,0 +1,45 @@
+"""From a configuration to a core that can step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_worker.config import EngineConfig
+from engine_worker.engine.admission import Admission
+from engine_worker.engine.block_pool import BlockPool
+from engine_worker.engine.core import EngineCore
+from engine_worker.engine.sampler import Sampler
+from engine_worker.engine.scheduler import Scheduler
+from engine_worker.runner.model_loader import load
+from engine_worker.runner.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    core: EngineCore
+    admission: Admission
+
+
+def build(config: EngineConfig) -> Built:
+    """Loads the model and lays out its memory. Raises UnsupportedModel."""
+    torch.set_num_threads(config.thread_count())
+    loaded = load(config.model_dir)
+    runner = ModelRunner(config, loaded)
+    pool = BlockPool(runner.num_blocks, config.block_size)
+    scheduler = Scheduler(
+        pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+    )
+    limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
+    return Built(
+        core=EngineCore(runner, Sampler(loaded.vocab_size), scheduler, pool),
+        admission=Admission(
+            tokenizer=loaded.tokenizer,
+            special_token_ids=loaded.special_token_ids,
+            eos_token_ids=loaded.eos_token_ids,
+            vocab_size=loaded.vocab_size,
+            # A sequence that the whole cache can't hold could never end.
+            max_model_len=min(limit, pool.total * config.block_size),
+        ),
+    )

@@ -1,0 +1,181 @@
+"""The engine's loop, one step at a time, in one thread: expire, schedule, compute, append, hand out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from torch import Tensor
+
+from engine_worker.engine.block_pool import BlockPool
+from engine_worker.engine.sampler import Sampled, Sampler
+from engine_worker.engine.scheduler import Scheduled, Scheduler
+from engine_worker.engine.sequence import Sequence, Status
+from engine_worker.engine.types import EngineDead, EngineStats, RequestOutput
+from engine_worker.protocol import EngineError, FinishReason
+
+log = structlog.get_logger(__name__)
+
+_MAX_FAILED_STEPS = 3
+
+
+class Runner(Protocol):
+    """Computes steps: `runner.ModelRunner`."""
+
+    def execute(self, step: Rows[Scheduled]) -> Tensor:
+        """Logits, float32[sequences that sample, vocab]. Running a step again must give the same."""
+
+    def scrub(self, blocks: Rows[int]) -> None:
+        """Overwrites KV blocks that may hold NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`outputs`: what is new, by the sequence's uid."""
+
+    outputs: Rows[tuple[int, RequestOutput]]
+    stats: EngineStats
+
+
+class EngineCore:
+    """Sequences in, tokens out. `clock` gives Unix time in seconds."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._scheduler = scheduler
+        self._pool = pool
+        self._clock = clock
+        self._live: dict[int, Sequence] = {}
+        self._failed_steps = 0
+        self._steps = 0
+        self._last = (0.0, 0)  # seconds, tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def add(self, sequence: Sequence) -> None:
+        self._live[sequence.uid] = sequence
+        if sequence.finish is None:  # an earlier attempt may have reached the end already
+            self._scheduler.add(sequence)
+
+    def abort(self, uid: int, reason: str = FinishReason.CANCELLED) -> None:
+        """Frees the sequence's blocks now; its final output comes with the next step. Unknown ids are ignored."""
+        sequence = self._live.get(uid)
+        if sequence is not None:
+            sequence.end(reason)
+            self._scheduler.remove(sequence)
+
+    def abort_all(self) -> None:
+        for uid in list(self._live):
+            self.abort(uid)
+
+    def step(self) -> Step:
+        """Raises EngineDead when nothing can be computed any more."""
+        began = time.perf_counter()
+        self._expire()
+        plan = self._scheduler.schedule()
+        for item, sampled in self._compute(plan):
+            self._advance(item, sampled)
+        outputs = [
+            (sequence.uid, sequence.take_output()) for sequence in self._live.values() if sequence.has_news
+        ]
+        self._forget_ended()
+        if plan:
+            self._steps += 1
+            self._last = (time.perf_counter() - began, sum(item.num_tokens for item in plan))
+        if not self._live:
+            self._pool.check(())
+        return Step(outputs, self.stats())
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            steps=self._steps,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            kv_blocks_total=self._pool.total,
+            kv_blocks_used=self._pool.used,
+            step_s=self._last[0],
+            scheduled_tokens=self._last[1],
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless the live sequences account for every KV block."""
+        self._pool.check([sequence.table for sequence in self._live.values()])
+
+    def _expire(self) -> None:
+        now_ms = self._clock() * 1000
+        for sequence in self._live.values():
+            deadline_ms = sequence.request.deadline_ms
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                self.abort(sequence.uid, FinishReason.DEADLINE)
+
+    def _forget_ended(self) -> None:
+        for sequence in [sequence for sequence in self._live.values() if sequence.finish is not None]:
+            self._scheduler.remove(sequence)
+            del self._live[sequence.uid]
+
+    def _advance(self, item: Scheduled, sampled: Sampled | None) -> None:
+        """Books a computed chunk and the token that was chosen after it."""
+        sequence = item.sequence
+        if sequence.status is not Status.RUNNING:
+            return  # aborted since it was scheduled
+        sequence.num_computed += item.num_tokens
+        if sampled is None:
+            return
+        if sampled.token_id is None:
+            self._fail(sequence, "the model's output is not a number, or every token is forbidden")
+            return
+        sequence.append(sampled.token_id)
+        if sampled.logprobs is not None:
+            sequence.logprobs.append(sampled.logprobs)
+
+    def _compute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
+        """Each scheduled chunk with the token that follows it, if any. A request that breaks the step fails alone."""
+        if not plan:
+            return []
+        try:
+            done = self._execute(plan)
+        except Exception:
+            log.exception("engine.step_failed", sequences=len(plan))
+            done = self._compute_one_by_one(plan)
+        self._failed_steps = 0 if done else self._failed_steps + 1
+        if self._failed_steps >= _MAX_FAILED_STEPS:
+            raise EngineDead(f"{_MAX_FAILED_STEPS} steps in a row failed for every request in them")
+        return done
+
+    def _compute_one_by_one(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
+        done = []
+        for item in plan:
+            try:
+                done += self._execute([item])
+            except Exception as error:
+                log.exception("engine.request_failed", request_id=item.sequence.request.request_id)
+                self._fail(item.sequence, f"the model failed on this request: {type(error).__name__}")
+        return done
+
+    def _execute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
+        logits = self._runner.execute(plan)
+        sampling = [item for item in plan if item.samples]
+        tokens = self._sampler.sample(logits, [item.sequence for item in sampling]) if sampling else []
+        by_uid = {item.sequence.uid: token for item, token in zip(sampling, tokens, strict=True)}
+        return [(item, by_uid.get(item.sequence.uid)) for item in plan]
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        sequence.end(FinishReason.ERROR, error=EngineError("engine_error", message))
+        # Whatever made it fail may have left NaN in its blocks, for their next holder to find.
+        self._runner.scrub(sequence.table.blocks)
+        self._scheduler.remove(sequence)

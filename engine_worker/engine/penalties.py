@@ -1,0 +1,67 @@
+"""Changes to the logits that depend on a request's own tokens: bias, penalties, min_tokens.
+
+Counted from the whole token list each time. No running state means nothing to keep right through
+preemption, resumption or a token that is still in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_worker.engine.sequence import Sequence
+from engine_worker.protocol import SamplingParams
+
+
+def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+    """`logits`: float32[rows, vocab]. Returned as they are if no row needs a change, else a changed copy."""
+    concerned = [i for i, row in enumerate(rows) if _needs_change(row)]
+    if not concerned:
+        return logits
+    logits = logits.clone()
+    for i in concerned:
+        _apply_to_row(logits[i], rows[i])
+    return logits
+
+
+def _needs_change(row: Sequence) -> bool:
+    return bool(row.sampling.logit_bias) or _has_penalty(row.sampling) or _must_go_on(row)
+
+
+def _has_penalty(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+    )
+
+
+def _must_go_on(row: Sequence) -> bool:
+    return bool(row.stop_ids) and row.num_output < row.sampling.min_tokens
+
+
+def _apply_to_row(logits: Tensor, row: Sequence) -> None:
+    """In place on `logits`: float32[vocab]."""
+    sampling = row.sampling
+    if sampling.repetition_penalty != 1:
+        seen = _on_device(np.unique(row.token_ids), logits)
+        seen = seen[seen < logits.shape[0]]
+        values = logits[seen]
+        penalty = sampling.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if (sampling.frequency_penalty or sampling.presence_penalty) and row.num_output:
+        ids, counts = np.unique(row.token_ids[row.num_prompt :], return_counts=True)
+        penalties = sampling.frequency_penalty * counts + sampling.presence_penalty
+        logits[_on_device(ids, logits)] -= _on_device(penalties.astype(np.float32), logits)
+    if sampling.logit_bias:
+        ids_and_bias = np.array(list(sampling.logit_bias.items()))
+        logits[_on_device(ids_and_bias[:, 0].astype(np.int64), logits)] += _on_device(
+            ids_and_bias[:, 1].astype(np.float32), logits
+        )
+    if _must_go_on(row):
+        logits[list(row.stop_ids)] = -torch.inf
+
+
+def _on_device(array: np.ndarray[tuple[int], np.dtype[np.generic]], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

@@ -1,0 +1,120 @@
+"""One request's state inside the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine_worker.engine.block_pool import BlockTable
+from engine_worker.engine.output_text import OutputText
+from engine_worker.engine.types import EngineRequest, RequestOutput
+from engine_worker.protocol import EngineError, Finish, FinishReason, PositionLogprobs, SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request, its tokens and how far they are computed.
+
+    There is no phase: `num_computed` catches up with `len(token_ids)`, by chunks while it is far
+    behind (prefill, or recomputation after a preemption), by one token per step after that (decode).
+    """
+
+    uid: int
+    """Never used twice, unlike the request's own id."""
+    request: EngineRequest
+    token_ids: list[int]
+    """Prompt, then output."""
+    num_prompt: int
+    max_tokens: int
+    """The request's, cut to what the context leaves."""
+    stop_ids: frozenset[int]
+    """Ids that end this request: the model's end tokens, unless ignored, and the request's own."""
+    text: OutputText
+    table: BlockTable = field(default_factory=BlockTable)
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_emitted: int = 0
+    """Output tokens that the caller has, those of earlier attempts included."""
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """Of the tokens not yet emitted."""
+    preempted: bool = False
+    finish: Finish | None = None
+    """Set once, when the request has ended, for whatever reason."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def rank(self) -> int:
+        """Priority class; 0 goes first."""
+        return self.request.priority[0]
+
+    @property
+    def order(self) -> tuple[int, bool, float, int]:
+        """Smallest goes first, largest is preempted first. A preempted sequence goes to the head of its
+        class, and no further: it keeps its place without passing a better class."""
+        rank, counter = self.request.priority
+        return (rank, not self.preempted, counter, self.uid)
+
+    def append(self, token_id: int) -> None:
+        """Adds an output token and notes whether it ends the request."""
+        self.token_ids.append(token_id)
+        may_stop = self.num_output > self.sampling.min_tokens
+        if may_stop and token_id in self.stop_ids:
+            own = token_id in self.sampling.stop_token_ids
+            self.end(FinishReason.STOP, stop_reason=token_id if own else None)
+            return
+        stop = self.text.push(token_id, may_stop=may_stop)
+        if stop is not None:
+            self.end(FinishReason.STOP, stop_reason=stop)
+        elif self.num_output >= self.max_tokens:
+            self.end(FinishReason.LENGTH)
+
+    def end(
+        self, reason: str, *, stop_reason: str | int | None = None, error: EngineError | None = None
+    ) -> None:
+        """Only the first end counts."""
+        if self.finish is not None:
+            return
+        self.text.close()
+        self.finish = Finish(
+            reason=reason,
+            prompt_tokens=self.num_prompt,
+            completion_tokens=self.num_output,
+            stop_reason=stop_reason,
+            error=error,
+        )
+
+    @property
+    def has_news(self) -> bool:
+        return self.finish is not None or self.num_output > self.num_emitted
+
+    def take_output(self) -> RequestOutput:
+        """What is new since the last call."""
+        first = self.num_emitted
+        token_ids = self.token_ids[self.num_prompt + first :]
+        self.num_emitted += len(token_ids)
+        logprobs, self.logprobs = self.logprobs, []
+        return RequestOutput(
+            request_id=self.request.request_id,
+            seq=first,
+            token_ids=token_ids,
+            text=self.text.take(),
+            logprobs=logprobs if self.sampling.logprobs is not None else None,
+            finish=self.finish,
+        )

@@ -1,0 +1,88 @@
+"""A Hugging Face directory to a model that runs in the engine, or a clear refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from engine_worker.attention import interface
+from engine_worker.engine.types import UnsupportedModel
+
+SUPPORTED: Final = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    """Ids that the tokenizer knows; an lm_head may be wider, for alignment."""
+    special_token_ids: frozenset[int]
+    """Ids without text."""
+    context_length: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def load(model_dir: Path) -> LoadedModel:
+    """Loads weights in float32. Raises UnsupportedModel, naming what is not served or missing."""
+    if not (model_dir / "config.json").is_file():
+        raise UnsupportedModel(f"{model_dir} is not a model directory: it has no config.json")
+    config = AutoConfig.from_pretrained(model_dir)
+    refuse_unsupported(config)
+    if not (model_dir / "tokenizer.json").is_file():
+        raise UnsupportedModel(f"{model_dir} has no tokenizer.json: only fast tokenizers are served")
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    interface.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, config=config, dtype=torch.float32, attn_implementation=interface.IMPLEMENTATION
+    ).eval()
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        vocab_size=min(config.vocab_size, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1),
+        special_token_ids=frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        ),
+        context_length=config.max_position_embeddings,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+
+
+def refuse_unsupported(config: PretrainedConfig) -> None:
+    """Raises UnsupportedModel for a family or a feature that would give wrong tokens."""
+    if config.model_type not in SUPPORTED:
+        raise UnsupportedModel(
+            f"architecture {config.model_type!r} is not served; served are: {', '.join(SUPPORTED)}"
+        )
+    # Mistral has a window whenever one is set; Qwen only for the layers named in layer_types.
+    layer_types = getattr(config, "layer_types", None) or ()
+    window = getattr(config, "sliding_window", None)
+    if "sliding_attention" in layer_types or (config.model_type == "mistral" and window):
+        raise UnsupportedModel(f"sliding-window attention ({config.model_type!r}) is not served yet")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel("weights quantised by other tools are not served")
+
+
+def _eos_token_ids(model_dir: Path, config: PretrainedConfig) -> frozenset[int]:
+    """All of them: instruct models often name a second one only in generation_config.json."""
+    generation = model_dir / "generation_config.json"
+    named = [config.eos_token_id]
+    if generation.is_file():
+        named.append(json.loads(generation.read_text()).get("eos_token_id"))
+    ids: set[int] = set()
+    for value in named:
+        if value is not None:
+            ids.update(value if isinstance(value, list) else [value])
+    return frozenset(ids)

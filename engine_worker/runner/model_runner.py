@@ -1,0 +1,80 @@
+"""One step on the device: scheduled tokens in, logits of the sampled positions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.interface import PLAN, AttentionBackend, KVShape, Segment
+from engine_worker.config import EngineConfig
+from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner.linears import pack_linears
+from engine_worker.runner.model_loader import LoadedModel
+
+
+class ModelRunner:
+    """Holds the model and its KV cache. Belongs to one thread."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        if config.device != "cpu":
+            raise UnsupportedModel(f"device {config.device!r} is not served yet; use cpu")
+        self._model = loaded.model
+        self.num_blocks = _num_blocks(config, loaded)
+        shape = _kv_shape(config, loaded, self.num_blocks)
+        pack_linears(self._model, config.precision)
+        self._attention: AttentionBackend = CpuAttention(shape, torch.float32)
+
+    @torch.inference_mode()
+    def execute(self, step: Sequence[Scheduled]) -> Tensor:
+        """Computes all scheduled tokens. Returns float32[sequences that sample, vocab], in the step's order.
+
+        Running the same step again gives the same cache and logits: that is what recovery relies on.
+        """
+        # Single tokens first: the attention backends take them as one group.
+        ordered = sorted(step, key=lambda item: item.num_tokens > 1)
+        token_ids: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        last_rows: dict[int, int] = {}
+        for item in ordered:
+            sequence, start = item.sequence, item.sequence.num_computed
+            end = start + item.num_tokens
+            segments.append(Segment(len(token_ids), item.num_tokens, end, sequence.table.blocks))
+            token_ids += sequence.token_ids[start:end]
+            positions += range(start, end)
+            last_rows[sequence.uid] = len(token_ids) - 1
+        sampled = [last_rows[item.sequence.uid] for item in step if item.samples]
+        output = self._model(
+            input_ids=torch.tensor([token_ids]),
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
+            # An index, not a count: only these rows go through lm_head, the largest product of all.
+            logits_to_keep=torch.tensor(sampled, dtype=torch.int64),
+            **{PLAN: self._attention.plan(segments)},
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        self._attention.scrub(blocks)
+
+
+def _kv_shape(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> KVShape:
+    return KVShape(
+        num_layers=loaded.num_layers,
+        num_blocks=num_blocks,
+        num_kv_heads=loaded.num_kv_heads,
+        block_size=config.block_size,
+        head_dim=loaded.head_dim,
+    )
+
+
+def _num_blocks(config: EngineConfig, loaded: LoadedModel) -> int:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    per_block = _kv_shape(config, loaded, 1).block_bytes(torch.float32)
+    return max(2, config.kv_cache_memory // per_block)

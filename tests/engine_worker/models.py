@@ -1,0 +1,106 @@
+"""Models for the engine's tests: tiny random ones, and the real one where it has been prepared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+EOS, EOS_2 = 256, 257
+VOCAB_SIZE = 258
+"""Of the tiny models: one token per byte, then two end tokens."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token, and byte b has id b, so any split of a character can be tested."""
+    alphabet = _byte_alphabet()
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True), AddedToken("<eos2>", special=True)])
+    return tokenizer
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-in for each byte, in order of the bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def tiny_config(family: str = "llama", **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        # Large weights: with the usual 0.02 a random model's logits are near ties.
+        "initializer_range": 0.3,
+    }
+    return AutoConfig.for_model(family, **{**settings, **changes})
+
+
+def make_tiny_model(directory: Path, family: str = "llama", seed: int = 0, **changes: Any) -> Path:
+    """A random model of two layers, saved as a Hugging Face directory."""
+    config = tiny_config(family, **changes)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
+    model.save_pretrained(directory)
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def reference(model_dir: Path) -> Any:
+    """The same weights in `transformers`, as it runs them itself."""
+    return AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: list[int], max_tokens: int, *, ignore_eos: bool = True) -> list[int]:
+    """What `transformers` generates for one prompt alone."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None if ignore_eos else model.generation_config.eos_token_id,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def greedy_given(model: Any, prompt: list[int], output: list[int]) -> list[int]:
+    """The likeliest token after the prompt and after each token of `output` but its last.
+
+    Equal to `output` exactly if greedy generation gives `output`: one forward instead of one per token.
+    """
+    logits = model(torch.tensor([prompt + output[:-1]])).logits[0]
+    tokens: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return tokens
+
+
+def real_model_dir() -> Path | None:
+    directory = Path(__file__).parents[2] / "var" / "models" / "smollm2"
+    return directory if (directory / "model.safetensors").exists() else None
+
+
+def workload(name: str = "w20") -> list[dict[str, Any]]:
+    path = Path(__file__).parents[2] / "benchmarks" / "engine_workload.json"
+    chats: list[dict[str, Any]] = json.loads(path.read_text())[name]
+    return chats
