@@ -71,7 +71,9 @@ class ParkedUsageEvent(models.Model):
     """A usage event that can't become a ledger row (unknown tenant, impossible values): put aside so that
     it neither blocks the stream nor gets lost. An operator repairs the cause and files it again."""
 
-    request_id = models.CharField(max_length=200, unique=True)
+    fingerprint = models.CharField(max_length=64, unique=True, editable=False)
+    """SHA-256 of the event: one that comes again is parked once, whatever is wrong with its ids."""
+    request_id = models.CharField(max_length=200)
     reason = models.CharField(max_length=400)
     event = models.JSONField()
     """All of protocol.UsageEvent's fields."""

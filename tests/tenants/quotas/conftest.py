@@ -8,15 +8,21 @@ from tenants.quotas.store import QuotaStore
 
 
 @pytest.fixture
-async def redis():
-    client = Redis.from_url(settings.REDIS_URL)
+def quota_redis_url():
+    """A database of its own, emptied before each test."""
+    return settings.REDIS_URL + ("&" if "?" in settings.REDIS_URL else "?") + "db=9"
+
+
+@pytest.fixture
+async def redis(quota_redis_url):
+    client = Redis.from_url(quota_redis_url)
     await client.flushdb()
     yield client
     await client.aclose()
 
 
 @pytest.fixture
-async def store(redis):
-    store = QuotaStore(settings.REDIS_URL)
+async def store(redis, quota_redis_url):
+    store = QuotaStore(quota_redis_url)
     yield store
     await store.aclose()

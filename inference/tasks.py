@@ -1,0 +1,13 @@
+"""Celery's tasks: each calls one service. Idempotent, with a time limit."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from inference.services.usage import drain_usage_stream
+
+
+@shared_task(name="inference.tasks.drain_usage", soft_time_limit=45, time_limit=60, ignore_result=True)
+def drain_usage() -> None:
+    """Usage stream to ledger; the timetable runs it every couple of seconds."""
+    drain_usage_stream()

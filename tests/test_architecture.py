@@ -1,0 +1,61 @@
+"""Rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from django.apps import apps
+
+from tenants.scope import TenantScopedManager
+
+ROOT = Path(__file__).resolve().parent.parent
+
+UNSCOPED_ALLOWED = {
+    "tenants/scope.py": "defines it",
+    "tenants/models/api_key.py": "declares it",
+    "tenants/models/audit.py": "declares it",
+    "tenants/models/member.py": "declares it",
+    "tenants/models/quota.py": "declares it",
+    "inference/models/usage.py": "declares it",
+    "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",
+    "tenants/services/audit.py": "the operator's own affairs belong to no tenant",
+    "tenants/services/limits.py": "a tier's limits belong to no tenant",
+}
+"""The only files that may see the rows of all tenants, each with its reason."""
+
+OWNED_BY_OPERATOR_TOO = {"AuditEntry", "QuotaLimit"}
+"""Their tenant may be null: rows about tiers and operators."""
+
+
+def product_files() -> list[Path]:
+    return [
+        path
+        for package in ("platform", "tenants", "inference", "engine_worker")
+        for path in (ROOT / package).rglob("*.py")
+        if "migrations" not in path.parts
+    ]
+
+
+def test_unscoped_is_used_only_where_it_may_be():
+    users = {
+        str(path.relative_to(ROOT))
+        for path in product_files()
+        if re.search(r"\bunscoped\b|_base_manager|_default_manager", path.read_text())
+    }
+    assert users == set(UNSCOPED_ALLOWED)
+
+
+def test_every_row_of_a_tenant_is_behind_the_door():
+    owned = [
+        model
+        for model in apps.get_models()
+        if model._meta.app_label in {"tenants", "inference"}
+        and any(field.name == "tenant" for field in model._meta.get_fields())
+        and "tenant" in {field.name for field in model._meta.concrete_fields}
+    ]
+    assert {"ApiKey", "Membership", "UsageRecord"} <= {model.__name__ for model in owned}
+    for model in owned:
+        assert isinstance(model.objects, TenantScopedManager), model
+        tenant = model._meta.get_field("tenant")
+        assert tenant.null == (model.__name__ in OWNED_BY_OPERATOR_TOO), model
