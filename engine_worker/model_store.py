@@ -238,3 +238,18 @@ def _write_tokenizer(gguf: Path, parsed: dict[str, Any], directory: Path) -> Non
     (directory / "tokenizer_config.json").write_text(
         json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8"
     )
+
+
+def main() -> int:
+    """`python -m engine_worker.model_store SPEC ROOT` prints the directory; 1 and a message when there is none."""
+    spec, root = sys.argv[1:]
+    try:
+        print(ensure_model(spec, Path(root)))
+    except ModelStoreError as error:
+        print(f"weir: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
