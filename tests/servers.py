@@ -12,11 +12,12 @@ from pathlib import Path
 # A plugin and not a conftest: pytest-django reads the settings before any conftest is loaded.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "platform"))
 
-from weir import embedded
+from weir import embedded, places
 
 _scratch = Path(tempfile.mkdtemp(prefix="weir-test-"))
 _scratch.chmod(0o755)
-atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
+for _directory in (_scratch, places.socket_dir(_scratch)):
+    atexit.register(shutil.rmtree, _directory, ignore_errors=True)
 # Set before Django reads its settings: the tests have a `var/`, and so secrets, of their own.
 os.environ["WEIR_VAR_DIR"] = str(_scratch)
 

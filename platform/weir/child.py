@@ -1,20 +1,19 @@
 """Starts a command so that it does not outlive whoever supervises it. Run as a file, by path.
 
-    python -I -S child.py SUPERVISOR_PID UID:GID|- COMMAND [ARGUMENT ...]
+    python -I -S child.py SUPERVISOR_PID STOP_SIGNAL UID:GID|- COMMAND [ARGUMENT ...]
 
 Imports nothing of ours and is replaced by the command, so it costs a few milliseconds once.
 """
 
 import ctypes
 import os
-import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    supervisor, user, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    supervisor, stop_signal, user, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     if user != "-":
         uid, gid = map(int, user.split(":"))
         os.setgroups([])
@@ -22,8 +21,8 @@ def main() -> None:
         os.setuid(uid)
     if sys.platform == "linux":
         # After setuid, which clears it; exec keeps it. If the supervisor is killed outright, the
-        # kernel asks its children to stop. (SIGTERM is an orderly stop for each of them.)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # kernel asks its children to stop.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, stop_signal)
     if os.getppid() != supervisor:  # it died before the kernel was told
         sys.exit(1)
     os.chdir(os.environ.pop("WEIR_CHILD_CWD", "."))

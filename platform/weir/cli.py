@@ -15,6 +15,7 @@ from django.db import OperationalError
 
 from weir import places
 from weir.environment import BadEnvironment
+from weir.errors import StartError
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
     try:
         execute_from_command_line(sys.argv)
-    except (BadEnvironment, ImproperlyConfigured) as error:
+    except (StartError, BadEnvironment, ImproperlyConfigured) as error:
         sys.exit(f"weir: {error}")
     except OperationalError as error:
         if _embedded_is_stopped():

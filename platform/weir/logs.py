@@ -90,6 +90,9 @@ def logging_config(*, as_json: bool, level: str) -> dict[str, Any]:
             "django": {"handlers": [], "level": level, "propagate": True},
             "django.server": {"handlers": [], "level": "WARNING", "propagate": True},
             "daphne": {"level": "WARNING"},
+            "django.request": {"level": "ERROR"},  # a 4xx is the client's affair
+            "celery.app.trace": {"level": "WARNING"},  # two lines per task
+            "celery.worker.strategy": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
         },
     }

@@ -31,7 +31,16 @@ class Command:
     def wrapped(self) -> list[str]:
         """The command line that runs it through child.py, so that it does not outlive this process."""
         user = f"{self.user[0]}:{self.user[1]}" if self.user else "-"
-        return [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), user, *self.argv]
+        return [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_CHILD),
+            str(os.getpid()),
+            str(int(self.stop_signal)),
+            user,
+            *self.argv,
+        ]
 
     def environ(self) -> dict[str, str]:
         environ = dict(os.environ if self.env is None else self.env)

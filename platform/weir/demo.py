@@ -1,0 +1,91 @@
+"""The demo of a first start: a migrated database, an operator, a tenant, a key, and what to do with them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.core.management import call_command
+from django.db import connection
+
+from tenants.services import ensure_demo
+from tenants.services.audit import Actor
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    email: str
+    file: Path
+
+
+def prepare_database(var_dir: Path, base_url: str) -> Login:
+    """Migrates, makes what is missing of the demo, and writes its secrets to `demo.env`.
+
+    The database keeps only hashes: where the file is gone, a new key and a new password are made.
+    """
+    try:
+        call_command("migrate", interactive=False, verbosity=0)
+        file = var_dir / "demo.env"
+        known = _read(file)
+        demo = ensure_demo(
+            actor=Actor.system("weir up"),
+            new_key="WEIR_API_KEY" not in known,
+            new_password="WEIR_ADMIN_PASSWORD" not in known,
+        )
+        password = demo.operator_password or known.get("WEIR_ADMIN_PASSWORD", "")
+        _write(
+            file,
+            {
+                "WEIR_BASE_URL": base_url,
+                "WEIR_API_KEY": demo.api_key or known.get("WEIR_API_KEY", ""),
+                "WEIR_ADMIN_EMAIL": demo.operator_email,
+                "WEIR_ADMIN_PASSWORD": password,
+            },
+        )
+        return Login(email=demo.operator_email, file=file)
+    finally:
+        connection.close()
+        # Not in the stubs of the base class: the pool is PostgreSQL's.
+        connection.close_pool()  # type: ignore[attr-defined]
+
+
+def welcome(base_url: str, model_name: str, var_dir: Path, login: Login) -> str:
+    """What a person needs to know when everything answers."""
+    file = os.path.relpath(login.file) if login.file.is_relative_to(Path.cwd()) else str(login.file)
+    return f"""
+Weir is ready.
+
+  Console   {base_url}/           sign in as {login.email}, the password is in {file}
+  Chat      {base_url}/chat
+  Docs      {base_url}/docs
+  Admin     {base_url}/admin/
+
+  . {shlex.quote(file)}
+  curl -N $WEIR_BASE_URL/v1/chat/completions -H "Authorization: Bearer $WEIR_API_KEY" \\
+    -H "Content-Type: application/json" \\
+    -d '{{"model": "{model_name}", "stream": true, "messages": [{{"role": "user", "content": "What is a weir?"}}]}}'
+
+Ctrl-C stops it; what it stored stays in {os.path.relpath(var_dir) if file[0] != "/" else var_dir}.
+"""
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    pairs = (
+        shlex.split(line)[0].partition("=") for line in lines if "=" in line and not line.startswith("#")
+    )
+    return {name: value for name, _, value in pairs if value}
+
+
+def _write(file: Path, values: dict[str, str]) -> None:
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write("# Made by `weir up`. Secrets: keep this file to yourself.\n")
+        stream.writelines(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+    draft.replace(file)

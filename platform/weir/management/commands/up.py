@@ -1,0 +1,36 @@
+"""Starts the whole product on this machine. See weir/up.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from engine_worker.model_store import DEFAULT_MODEL
+from weir import up
+
+
+class Command(BaseCommand):
+    help = "Start everything on this machine: database, queue, model, gateway, background work, engine."
+    requires_system_checks = ()
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        name = settings.MODEL_NAME or (
+            DEFAULT_MODEL if settings.MODEL == DEFAULT_MODEL else Path(settings.MODEL).stem.lower()
+        )
+        plan = up.Plan(
+            base_dir=settings.BASE_DIR,
+            var_dir=settings.VAR_DIR,
+            host=settings.BIND_HOST,
+            port=settings.BIND_PORT,
+            base_url=settings.BASE_URL,
+            model=settings.MODEL,
+            model_name=name,
+            database_is_embedded=settings.DATABASE_IS_EMBEDDED,
+            redis_is_embedded=settings.REDIS_IS_EMBEDDED,
+            redis_url=settings.REDIS_URL,
+            log_level=settings.LOG_LEVEL,
+        )
+        up.run(plan)
