@@ -26,8 +26,8 @@ def served_models() -> tuple[ServedModel, ...]:
     """Models with a live worker, by name; none when the broker can't be reached."""
     try:
         return async_to_sync(_served_models)()
-    except BrokerUnavailable:
-        log.warning("fleet.unavailable", exc_info=True)
+    except BrokerUnavailable as error:
+        log.warning("fleet.unavailable", extra={"error": str(error)})
         return ()
 
 

@@ -7,4 +7,8 @@ from inference import views
 urlpatterns = [
     path("", views.home, name="home"),
     path("docs", views.docs, name="docs"),
+    path("t/<uuid:tenant_id>/", views.overview, name="overview"),
+    path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
+    path("t/<uuid:tenant_id>/usage/", views.usage, name="usage"),
+    path("t/<uuid:tenant_id>/chat/", views.chat, name="chat"),
 ]

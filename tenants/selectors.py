@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -143,3 +144,11 @@ def get_api_key(principal: Principal, public_id: str) -> ApiKey:
 def list_api_keys(principal: Principal) -> list[ApiKey]:
     """The tenant's keys, newest first, each with its `use` row where there is one."""
     return list(ApiKey.objects.for_tenant(principal.tenant_id).select_related("use", "created_by"))
+
+
+def api_key_names(tenant: Tenant, public_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Names of a tenant's keys, for lists that hold only their public ids."""
+    if not public_ids:
+        return {}
+    rows = ApiKey.objects.for_tenant(tenant).filter(public_id__in=public_ids)
+    return dict(rows.values_list("public_id", "name"))

@@ -3,6 +3,7 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
+from tenants import views
 from tenants.forms import SignInForm
 
 urlpatterns = [
@@ -16,4 +17,6 @@ urlpatterns = [
         name="login",
     ),
     path("logout/", LogoutView.as_view(next_page="home"), name="logout"),
+    path("t/<uuid:tenant_id>/keys/", views.keys, name="keys"),
+    path("t/<uuid:tenant_id>/keys/<uuid:key_id>/revoke/", views.revoke_key, name="revoke_key"),
 ]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, cast
 
+import msgspec
+
 from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import bounded, connect
 from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
@@ -116,12 +118,18 @@ class WorkerBroker:
         `held` must name every request that the worker owns, also those without chunks. A repeat
         changes nothing, so a call whose effect is unknown is simply made again.
         """
-        args: list[str | bytes | int] = [self.lease_ms, len(held)]
+        chunks: list[bytes] = []
+        header: list[tuple[str, int, list[tuple[int, int, bool, int]]]] = []
         for request in held:
-            args += (request.request_id, request.epoch, len(request.chunks))
+            described: list[tuple[int, int, bool, int]] = []
             for chunk in request.chunks:
-                args += (chunk.seq, len(chunk.token_ids), 1 if chunk.finish else 0, encode(chunk))
-        return [Verdict(verdict) for verdict in await self._call("publish", args)]
+                chunks.append(encode(chunk))
+                described.append((chunk.seq, len(chunk.token_ids), chunk.finish is not None, len(chunks[-1])))
+            header.append((request.request_id, request.epoch, described))
+        verdicts = await self._call(
+            "publish", (self.lease_ms, msgspec.msgpack.encode(header), b"".join(chunks))
+        )
+        return [Verdict(verdict) for verdict in verdicts]
 
     async def release(self, held: Sequence[Held], *, failed: bool, code: str = "", message: str = "") -> None:
         """Hands requests back to the front of the queue. A failed attempt counts, and the last one ends the request."""

@@ -386,17 +386,16 @@ async def test_without_redis_for_too_long_the_worker_drops_all_and_recovers(
 
 
 async def test_a_server_that_comes_back_empty_is_registered_with_again(start, make, model, tmp_path: Path):
-    directory = tmp_path / "v"
-    process, url = embedded.start_valkey(directory)
-    gateway = GatewayBroker(url, timeout_s=1)
+    server = embedded.prepare_valkey(tmp_path, durable=False)
+    process = embedded.start(server)
+    gateway = GatewayBroker(server.url, timeout_s=1)
     try:
-        running = start(ScriptedEngine(step_s=0.002), url=url, broker_timeout_s=0.5)
+        running = start(ScriptedEngine(step_s=0.002), url=server.url, broker_timeout_s=0.5)
         await put(gateway, make("r1", sampling=SamplingParams(max_tokens=100_000)))
         await until(tokens_logged(gateway, model, "r1", 3))
         process.kill()
         process.wait()
-        (directory / "valkey.sock").unlink()
-        process, _ = embedded.start_valkey(directory)
+        process = embedded.start(server)
 
         async def is_back() -> bool:
             return [found.model for found in await gateway.model_cards()] == [model]

@@ -186,6 +186,17 @@ function initBar() {
   });
 }
 
+/** Without a model there is nothing to do here but to wait for one. */
+async function awaitModel() {
+  if (document.hidden) return;
+  try {
+    const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
+    if (page.querySelector("#model option[value]:not([value=''])")) location.reload();
+  } catch {
+    // The next round tries again.
+  }
+}
+
 socket.addEventListener("frame", (event) => onFrame(event.detail));
 socket.addEventListener("state", (event) => onState(event.detail));
 conversation.exchanges.forEach(show);
@@ -198,3 +209,4 @@ socket.connect();
 setInterval(() => {
   for (const generation of conversation.running) views.get(generation.id)?.refresh(trouble);
 }, 500);
+if ("awaitsModel" in byId("chat").dataset) setInterval(awaitModel, 5000);

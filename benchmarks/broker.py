@@ -1,0 +1,202 @@
+"""What the broker costs: calls per second against the raw pipelined limit of the same server, in one run.
+
+    python benchmarks/broker.py [--streams 64] [--steps 2000] [--requests 2000]
+
+Starts the embedded Valkey unless REDIS_URL names one. `publish` is one engine step of `--streams`
+requests, one token each, from building the messages to the verdicts. `raw` sends what the same step
+would need at the least without any of the broker's checks (append, counter, lease for each request,
+one message), in one pipeline whose bytes are made beforehand: what client and server can do at most.
+Interleaved in rounds, so that a noisy machine hits both. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+
+from engine_worker.broker import GatewayBroker, Held, WorkerBroker  # noqa: E402
+from engine_worker.broker.connection import connect  # noqa: E402
+from engine_worker.protocol import Chunk, Finish, GenerateRequest, SamplingParams, encode  # noqa: E402
+from weir import embedded  # noqa: E402  # needs the path above
+
+MODEL = "bench-broker"
+CHANNEL = "weir:live:bench"
+ROUNDS = 10
+
+
+def request(number: int) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"0199c0de-0000-7000-8000-{number:012d}",
+        model=MODEL,
+        tenant_id=f"tenant-{number % 16}",
+        tier="standard",
+        tier_rank=1,
+        prompt_token_ids=list(range(256)),
+        sampling=SamplingParams(max_tokens=256),
+        created_at_ms=0,
+        deadline_ms=3_600_000,
+        reply_channel=CHANNEL,
+    )
+
+
+async def timed(count: int, call: Callable[[int], Awaitable[object]]) -> list[float]:
+    seconds: list[float] = []
+    for n in range(count):
+        began = time.perf_counter()
+        await call(n)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "calls_per_s": round(len(seconds) / sum(seconds), 1),
+        "p50_ms": round(statistics.median(ordered) * 1000, 3),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1000, 3),
+    }
+
+
+async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, object]:
+    gateway = GatewayBroker(url, timeout_s=10)
+    worker = WorkerBroker(url, model=MODEL, worker_id="bench", lease_ms=600_000, timeout_s=10)
+    raw = connect(url, timeout_s=10)
+    results: dict[str, object] = {}
+
+    async def enqueue(n: int) -> object:
+        return await gateway.enqueue(request(n), max_queued=10**9, max_queued_per_tenant=10**9)
+
+    results["enqueue"] = summary(await timed(requests, enqueue))
+    claims = []
+
+    async def claim(_: int) -> None:
+        claims.extend(await worker.claim(1))
+
+    results["claim"] = summary(await timed(requests, claim))
+    assert len(claims) == requests
+    running = claims[:streams]
+
+    async def publish(step: int) -> None:
+        await worker.publish(
+            [
+                Held(
+                    c.request.request_id,
+                    c.epoch,
+                    [
+                        Chunk(
+                            request_id=c.request.request_id,
+                            epoch=c.epoch,
+                            seq=step,
+                            token_ids=[step],
+                            text=" token",
+                        )
+                    ],
+                )
+                for c in running
+            ]
+        )
+
+    ready = encode(
+        Chunk(request_id=running[0].request.request_id, epoch=1, seq=1000, token_ids=[1000], text=" token")
+    )
+
+    connection = raw.connection_pool.make_connection()
+    await connection.connect()
+    commands: list[tuple[str | bytes | int, ...]] = []
+    for n in range(streams):
+        commands.append(("RPUSH", f"bench:{{raw}}:log:{n}", ready))
+        commands.append(("HSET", f"bench:{{raw}}:req:{n}", "tokens", 1))
+        commands.append(("ZADD", "bench:{raw}:leases", 1, str(n)))
+    commands.append(("PUBLISH", CHANNEL, ready * streams))
+    packed = connection.pack_commands(commands)
+
+    async def publish_raw(_: int) -> None:
+        await connection.send_packed_command(packed)
+        for _ in commands:
+            await connection.read_response()
+
+    ours: list[float] = []
+    theirs: list[float] = []
+    per_round = steps // ROUNDS
+    async with gateway.live(CHANNEL):  # somebody listens, as in life
+        for round_ in range(ROUNDS):
+            first = round_ * per_round
+            ours += await timed(per_round, lambda n, first=first: publish(first + n))  # type: ignore[misc]
+            theirs += await timed(per_round, publish_raw)
+    results["publish"] = summary(ours) | {
+        "streams": streams,
+        "tokens_per_s": round(streams * len(ours) / sum(ours)),
+    }
+    results["publish_raw"] = summary(theirs)
+    results["publish_vs_raw"] = round(statistics.median(theirs) / statistics.median(ours), 2)
+
+    done = steps // ROUNDS * ROUNDS
+
+    async def finish(n: int) -> None:
+        c = claims[n]
+        seq = done if n < streams else 0
+        end = Finish(reason="stop", prompt_tokens=256, completion_tokens=seq)
+        last = Chunk(request_id=c.request.request_id, epoch=c.epoch, seq=seq, finish=end)
+        await worker.publish([Held(c.request.request_id, c.epoch, [last])])
+
+    results["finish"] = summary(await timed(requests, finish))
+
+    async def ping(_: int) -> object:
+        return await raw.ping()
+
+    results["ping"] = summary(await timed(requests, ping))
+    await connection.disconnect()
+    stats: dict[str, dict[str, float]] = await raw.info("commandstats")
+    results["server_us_per_script"] = round(stats["cmdstat_evalsha"]["usec_per_call"], 1)
+    pipe = raw.pipeline(transaction=False)
+    for key in [key async for key in raw.scan_iter(match=f"weir:[{{]m:{MODEL}[}}]:*")]:
+        pipe.unlink(key)
+    for key in [key async for key in raw.scan_iter(match="bench:*")]:
+        pipe.unlink(key)
+    await pipe.execute()
+    for broker in (gateway, worker, raw):
+        await broker.aclose()
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=2000)
+    arguments = parser.parse_args()
+    process = None
+    url = os.environ.get("REDIS_URL")
+    if not url:
+        server = embedded.prepare_valkey(Path(tempfile.mkdtemp(prefix="weir-bench-")), durable=False)
+        process, url = embedded.start(server), server.url
+    try:
+        results = asyncio.run(bench(url, arguments.streams, arguments.steps, arguments.requests))
+    finally:
+        if process:
+            process.terminate()
+            process.wait()
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
+    )
+    for name, value in results.items():
+        print(f"{name:16} {value}")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

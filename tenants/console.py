@@ -1,0 +1,101 @@
+"""Who sits at the console and which tenant the page is about: resolved once, before any view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, cast
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+
+from tenants.models import Membership, Role, Tenant, User
+from tenants.principal import Principal, Scope
+from tenants.selectors import SCOPES_BY_ROLE, member_principal
+
+_P = ParamSpec("_P")
+
+_LAST_TENANT = "console_tenant"
+"""Session key: the tenant that this person looked at last, where the next visit begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """A member, at one of their tenants."""
+
+    user: User
+    membership: Membership
+    memberships: tuple[Membership, ...]
+    """All of this person's, by the tenant's name."""
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.membership.tenant
+
+    @property
+    def others(self) -> list[Membership]:
+        return [membership for membership in self.memberships if membership != self.membership]
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """What the role allows."""
+        return SCOPES_BY_ROLE[Role(self.membership.role)]
+
+    @property
+    def may_manage_keys(self) -> bool:
+        return Scope.KEYS_WRITE in self.scopes
+
+    @property
+    def may_chat(self) -> bool:
+        return Scope.INFERENCE in self.scopes
+
+    def principal(self) -> Principal:
+        """This member as the rest of the product knows them. Takes a query for the limits."""
+        return member_principal(self.membership, self.user)
+
+
+def memberships_of(user: User) -> tuple[Membership, ...]:
+    """A person's memberships with tenant and tier, in one query."""
+    rows = user.memberships.select_related("tenant__tier").order_by("tenant__name", "id")
+    return tuple(rows)
+
+
+def open_console(request: HttpRequest, tenant_public_id: UUID) -> Console:
+    """The console of one tenant. To those who don't belong to it, it does not exist: Http404."""
+    user = cast(User, request.user)
+    memberships = memberships_of(user)
+    for membership in memberships:
+        if membership.tenant.public_id == tenant_public_id:
+            if request.session.get(_LAST_TENANT) != str(tenant_public_id):
+                request.session[_LAST_TENANT] = str(tenant_public_id)
+            return Console(user, membership, memberships)
+    raise Http404
+
+
+def last_console(request: HttpRequest) -> Console | None:
+    """The console that this person used last, else their first; None when signed out or in no tenant."""
+    if not request.user.is_authenticated:
+        return None
+    memberships = memberships_of(request.user)
+    last = request.session.get(_LAST_TENANT)
+    for membership in memberships:
+        if str(membership.tenant.public_id) == last:
+            return Console(request.user, membership, memberships)
+    return Console(request.user, memberships[0], memberships) if memberships else None
+
+
+def tenant_page(
+    view: Callable[Concatenate[HttpRequest, Console, _P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, UUID, _P], HttpResponse]:
+    """A view of a tenant's page: signed in, a member of the tenant in the URL, and never kept by a cache."""
+
+    @login_required
+    @wraps(view)
+    def page(request: HttpRequest, tenant_id: UUID, *args: _P.args, **kwargs: _P.kwargs) -> HttpResponse:
+        response = view(request, open_console(request, tenant_id), *args, **kwargs)
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    return cast(Callable[Concatenate[HttpRequest, UUID, _P], HttpResponse], page)

@@ -1,0 +1,59 @@
+"""How the console writes numbers: grouped, with units, the same on every page."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django import template
+
+from tenants.principal import LimitMetric, LimitSpec
+
+register = template.Library()
+
+_UNKNOWN = "\N{EN DASH}"
+_PERIODS = {1: "second", 60: "minute", 3600: "hour", 86400: "day"}
+
+
+@register.filter
+def count(value: int | None) -> str:
+    """1234567 -> 1,234,567."""
+    return _UNKNOWN if value is None else f"{value:,}"
+
+
+@register.filter
+def duration(value: timedelta | int | None) -> str:
+    """A timedelta or milliseconds, in the unit that reads best: 340 ms, 1.2 s, 4 min, 3 h."""
+    if value is None:
+        return _UNKNOWN
+    ms = value / timedelta(milliseconds=1) if isinstance(value, timedelta) else value
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1000
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+@register.filter
+def since(later: datetime | None, earlier: datetime | None) -> timedelta | None:
+    """The time between two moments, if both are known."""
+    return later - earlier if later is not None and earlier is not None else None
+
+
+@register.filter
+def limit_title(limit: LimitSpec) -> str:
+    """Requests per minute; Requests at once."""
+    if limit.metric is LimitMetric.CONCURRENCY:
+        return "Requests at once"
+    period = _PERIODS.get(limit.period_s) or duration(limit.period_s * 1000)
+    return f"{limit.metric.value.capitalize()} per {period}"
+
+
+@register.filter
+def share(value: int, percent: int) -> int:
+    """That many percent of the value, rounded down."""
+    return value * percent // 100

@@ -1,0 +1,136 @@
+"""The console's key pages: who may see and do what, and that a secret is shown once."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from tenants.models import ApiKey, AuditEntry, Role, User
+from tenants.services import add_member
+from tests.factories import TEST, Cast, make_cast, make_key, make_user
+
+SECRET = re.compile(r"wr_live_\w+_\w+")
+
+
+@pytest.fixture
+def cast(db: None) -> Cast:
+    return make_cast()
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def member_with(cast: Cast, role: Role) -> Client:
+    user = make_user()
+    add_member(actor=TEST, tenant=cast.tenant, user=user, role=role)
+    return signed_in(user)
+
+
+def keys_url(cast: Cast) -> str:
+    return reverse("keys", args=[cast.tenant.public_id])
+
+
+def test_a_new_key_is_shown_once_and_works_never_again_in_html(cast: Cast):
+    client = signed_in(cast.owner)
+    answer = client.post(keys_url(cast), {"name": "bot", "lifetime": "0"})
+    secret = SECRET.search(answer.content.decode())
+    assert secret
+    assert answer.headers["Cache-Control"] == "no-store"
+    for path in (keys_url(cast), reverse("overview", args=[cast.tenant.public_id])):
+        assert secret.group() not in client.get(path).content.decode()
+    assert ApiKey.objects.get(tenant=cast.tenant).name == "bot"
+    assert AuditEntry.objects.get(tenant=cast.tenant, action="key.issued").actor_user == cast.owner
+
+
+def test_htmx_gets_the_region_alone(cast: Cast):
+    answer = signed_in(cast.owner).post(
+        keys_url(cast), {"name": "bot", "lifetime": "0"}, headers={"HX-Request": "true"}
+    )
+    assert answer.content.strip().startswith(b'<div id="keys"')
+    assert SECRET.search(answer.content.decode())
+
+
+def test_a_key_can_end(cast: Cast):
+    signed_in(cast.owner).post(keys_url(cast), {"name": "bot", "lifetime": "30"})
+    key = ApiKey.objects.get(tenant=cast.tenant)
+    assert key.expires_at is not None
+    assert (key.expires_at - key.created_at).days in {29, 30}
+
+
+@pytest.mark.parametrize("form", [{"name": " ", "lifetime": "0"}, {"name": "x", "lifetime": "7"}, {}])
+def test_an_impossible_key_is_explained_and_not_made(cast: Cast, form: dict[str, str]):
+    answer = signed_in(cast.owner).post(keys_url(cast), form)
+    assert answer.status_code == 200
+    assert b'role="alert"' in answer.content
+    assert not ApiKey.objects.filter(tenant=cast.tenant).exists()
+
+
+def test_hostile_names_are_text(cast: Cast):
+    hostile = "<img src=x onerror=alert(1)>"
+    answer = signed_in(cast.owner).post(keys_url(cast), {"name": hostile, "lifetime": "0"})
+    assert hostile not in answer.content.decode()
+    assert "&lt;img src=x" in answer.content.decode()
+
+
+def test_revoking_asks_first_then_holds(cast: Cast):
+    key = make_key(cast.tenant).api_key
+    client = signed_in(cast.owner)
+    url = reverse("revoke_key", args=[cast.tenant.public_id, key.public_id])
+    assert b"Revoke" in client.get(url).content
+    key.refresh_from_db()
+    assert key.revoked_at is None
+    answer = client.post(url, follow=True)
+    key.refresh_from_db()
+    assert key.revoked_at is not None
+    assert b"is revoked" in answer.content
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.BILLING, Role.DEVELOPER])
+def test_roles_without_key_rights_look_but_do_not_touch(cast: Cast, role: Role):
+    key = make_key(cast.tenant).api_key
+    client = member_with(cast, role)
+    page = client.get(keys_url(cast))
+    assert page.status_code == 200
+    assert key.prefix in page.content.decode()
+    assert b"Create key" not in page.content
+    assert client.post(keys_url(cast), {"name": "x", "lifetime": "0"}).status_code == 403
+    revoke = reverse("revoke_key", args=[cast.tenant.public_id, key.public_id])
+    assert client.get(revoke).status_code == 403
+    assert client.post(revoke).status_code == 403
+    key.refresh_from_db()
+    assert key.revoked_at is None
+    assert ApiKey.objects.filter(tenant=cast.tenant).count() == 1
+
+
+def test_another_tenants_key_is_absent_also_under_ones_own_tenant(cast: Cast):
+    theirs = make_key(cast.other_tenant).api_key
+    client = signed_in(cast.owner)
+    for key_id in (theirs.public_id, uuid4()):
+        assert client.post(reverse("revoke_key", args=[cast.tenant.public_id, key_id])).status_code == 404
+    theirs.refresh_from_db()
+    assert theirs.revoked_at is None
+
+
+def test_posting_needs_a_csrf_token(cast: Cast):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(cast.owner)
+    answer = client.post(keys_url(cast), {"name": "bot", "lifetime": "0"})
+    assert answer.status_code == 403
+    assert b"out of date" in answer.content
+    assert not ApiKey.objects.filter(tenant=cast.tenant).exists()
+
+
+def test_the_list_costs_the_same_for_many_keys(cast: Cast, django_assert_max_num_queries):
+    for _ in range(12):
+        make_key(cast.tenant)
+    client = signed_in(cast.owner)
+    client.get(keys_url(cast))
+    with django_assert_max_num_queries(6):
+        assert client.get(keys_url(cast)).status_code == 200
