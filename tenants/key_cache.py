@@ -7,9 +7,9 @@ than `EPOCH_FRESH_S` ago and equals the one under which the key was loaded. So:
   one tiny query, whatever the number of keys. A revocation reaches every gateway within that time.
 - An entry carries the epoch that was known *before* its row was read. A load that overlaps a revocation
   is filed under the old epoch and read again: it can't bring the key back.
-- With the database down, known keys go on being served for `SERVE_STALE_S`; a key that is not known
-  here raises KeyUnavailable. Revoking needs the database, so nothing can be missed meanwhile, short of
-  this gateway alone being cut off: that is what bounds the time.
+- With the database down, known keys go on being served for `SERVE_STALE_S`, without waiting for it; a key
+  that is not known here, or that may have changed, raises KeyUnavailable. Revoking needs the database, so
+  nothing can be missed meanwhile, short of this gateway alone being cut off: that is what bounds the time.
 - Redis has no part in it: its loss neither opens a hole nor delays anything.
 """
 
@@ -34,7 +34,7 @@ EPOCH_FRESH_S: Final = 0.5
 SERVE_STALE_S: Final = 600.0
 _UNKNOWN_TTL_S: Final = 1.0
 """How long it is remembered that there is no such key, so that one bad client does not query at each call."""
-_DATABASE_TIMEOUT_S: Final = 2.0
+_DATABASE_TIMEOUT_S: Final = 1.0
 _DATABASE_RETRY_S: Final = 1.0
 """After a failure the epoch is asked for again only after this long: known keys don't wait for a dead database."""
 _CAPACITY: Final = 10_000
@@ -75,7 +75,7 @@ class KeyCache:
         self._epoch: UUID | None = None
         self._epoch_at = float("-inf")
         self._failed_at = float("-inf")
-        self._epoch_lock = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
         self._uses = KeyUseLog(clock=clock)
         # Not Django's one shared thread: a hung database must not hold up whatever else waits for it.
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="key-cache")
@@ -98,28 +98,38 @@ class KeyCache:
             self._uses.touch(stored.principal.key_id)
 
     def _may_serve(self, entry: _Entry) -> bool:
-        now = self._clock()
-        if now - self._epoch_at > EPOCH_FRESH_S:
-            # The database did not answer the last time it was asked.
-            return entry.stored is not None and now - self._epoch_at <= SERVE_STALE_S
-        if entry.stored is None and now - entry.loaded_at > _UNKNOWN_TTL_S:
+        if entry.epoch != self._epoch:
+            # Something changed since it was loaded. That holds with the database down as well: a key that
+            # may have been revoked is not served until it was read again.
             return False
-        return entry.epoch == self._epoch
+        now = self._clock()
+        if entry.stored is None:
+            return now - entry.loaded_at <= _UNKNOWN_TTL_S
+        return now - self._epoch_at <= SERVE_STALE_S
 
     async def _refresh_epoch(self) -> None:
-        if self._clock() - self._epoch_at <= EPOCH_FRESH_S:
+        now = self._clock()
+        if now - self._epoch_at <= EPOCH_FRESH_S:
             return
-        async with self._epoch_lock:
-            now = self._clock()
-            if now - self._epoch_at <= EPOCH_FRESH_S or now - self._failed_at <= _DATABASE_RETRY_S:
-                return
-            try:
-                epoch = await self._in_thread(self._read_epoch)
-            except KeyUnavailable:
-                self._failed_at = self._clock()
-            else:
-                # The time before the query: what it read may be that old.
-                self._epoch, self._epoch_at = epoch, now
+        in_trouble = self._failed_at > self._epoch_at
+        if self._refreshing is None and not (in_trouble and now - self._failed_at <= _DATABASE_RETRY_S):
+            self._refreshing = asyncio.create_task(self._refresh_once(), name="refresh-auth-epoch")
+        if self._refreshing is not None and not in_trouble:
+            # Shielded: a caller that leaves must not stop it for the others.
+            await asyncio.shield(self._refreshing)
+        # In trouble nobody waits: known keys are served as last seen, while one task goes on asking.
+
+    async def _refresh_once(self) -> None:
+        asked_at = self._clock()
+        try:
+            epoch = await self._in_thread(self._read_epoch)
+        except KeyUnavailable:
+            self._failed_at = self._clock()
+        else:
+            # The time before the query: what it read may be that old.
+            self._epoch, self._epoch_at = epoch, asked_at
+        finally:
+            self._refreshing = None
 
     def _read_epoch(self) -> UUID | None:
         epoch = self._load_epoch()
@@ -134,6 +144,8 @@ class KeyCache:
         return stored
 
     async def _load(self, lookup_id: str, digest: bytes) -> StoredKey | None:
+        if self._failed_at > self._epoch_at and self._clock() - self._failed_at <= _DATABASE_RETRY_S:
+            raise KeyUnavailable("the database did not answer a moment ago")
         # One query however many requests wait for it; shielded, as one that leaves must not fail the others.
         task = self._loading.get(lookup_id)
         if task is None:

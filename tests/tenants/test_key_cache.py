@@ -1,0 +1,370 @@
+"""The cache of keys: no query when warm, no revoked key after a second, no 401 for a database that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psutil
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import OperationalError
+from django.utils import timezone
+
+from tenants import auth
+from tenants.auth import AuthUnavailable, RevokedKey, authenticate_bearer
+from tenants.key_cache import SERVE_STALE_S, KeyCache, KeyUnavailable
+from tenants.key_format import KeySecret, digest_key, new_key_secret, parse_key
+from tenants.models import ApiKeyUse
+from tenants.principal import LimitMetric
+from tenants.selectors import StoredKey, find_stored_key, read_auth_epoch
+from tenants.services import IssuedKey, revoke_api_key
+from tests.factories import TEST, make_key, make_tier, set_limit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class CountedLoads:
+    """The real loaders, counted, and able to fail."""
+
+    def __init__(self) -> None:
+        self.keys = self.epochs = 0
+        self.is_down = False
+
+    def key(self, lookup_id: str) -> StoredKey | None:
+        self.keys += 1
+        self._check()
+        return find_stored_key(lookup_id)
+
+    def epoch(self):
+        self.epochs += 1
+        self._check()
+        return read_auth_epoch()
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise OperationalError("the database is down")
+
+
+def secret_of(issued: IssuedKey) -> tuple[str, bytes]:
+    from django.conf import settings
+
+    key = parse_key(issued.secret)
+    assert isinstance(key, KeySecret)
+    return key.lookup_id, digest_key(key, pepper=settings.API_KEY_PEPPER)
+
+
+def test_a_warm_key_costs_no_query_but_the_epoch():
+    issued = make_key()
+    loads, clock = CountedLoads(), Clock()
+
+    async def main() -> None:
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        for _ in range(100):
+            assert await cache.get(*secret_of(issued))
+        assert (loads.keys, loads.epochs) == (1, 1)
+        for _ in range(10):
+            clock.now += 0.6
+            assert await cache.get(*secret_of(issued))
+        assert (loads.keys, loads.epochs) == (1, 11)
+
+    async_to_sync(main)()
+
+
+def test_many_callers_of_a_cold_key_load_it_once_and_one_that_leaves_harms_none():
+    issued = make_key()
+    loads = CountedLoads()
+
+    async def main() -> None:
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch)
+        callers = [asyncio.create_task(cache.get(*secret_of(issued))) for _ in range(50)]
+        await asyncio.sleep(0)
+        callers[0].cancel()
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert all(isinstance(result, StoredKey) for result in results[1:])
+        assert (loads.keys, loads.epochs) == (1, 1)
+
+    async_to_sync(main)()
+
+
+def test_the_cache_is_bounded_and_unknown_keys_are_remembered_for_a_second():
+    loads, clock = CountedLoads(), Clock()
+
+    async def main() -> None:
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock, capacity=3)
+        for _ in range(5):
+            assert await cache.get("unknown", b"") is None
+        assert loads.keys == 1
+        clock.now += 1.1
+        assert await cache.get("unknown", b"") is None
+        assert loads.keys == 2
+        for i in range(10):
+            await cache.get(f"unknown{i}", b"")
+        assert len(cache._entries) == 3
+
+    async_to_sync(main)()
+
+
+@pytest.mark.parametrize("what", ["key", "tenant", "tier", "limit", "sql"])
+def test_every_change_reaches_a_warm_cache_with_the_next_epoch(what):
+    issued = make_key()
+    tenant = issued.api_key.tenant
+    clock = Clock()
+
+    def change() -> None:
+        match what:
+            case "key":
+                revoke_api_key(actor=TEST, api_key=issued.api_key)
+            case "tenant":
+                tenant.suspended_at = timezone.now()
+                tenant.save()
+            case "tier":
+                make_tier("standard", deadline_s=7)
+            case "limit":
+                set_limit(tenant, LimitMetric.REQUESTS, 1)
+            case "sql":
+                from django.db import connection
+
+                with connection.cursor() as cursor:
+                    cursor.execute("UPDATE tenants_apikey SET revoked_at = now()")
+
+    async def main() -> None:
+        cache = KeyCache(clock=clock)
+        before = await cache.get(*secret_of(issued))
+        await sync_to_async(change)()
+        clock.now += 0.6
+        after = await cache.get(*secret_of(issued))
+        assert before is not None
+        assert after is not None
+        assert before != after
+
+    async_to_sync(main)()
+    if what == "tier":
+        make_tier("standard", deadline_s=300)
+
+
+class LateCache(KeyCache):
+    """The control: files what it read under the epoch of the end of the load instead of its begin."""
+
+    async def _load_once(self, lookup_id: str, digest: bytes) -> StoredKey | None:
+        stored = await super()._load_once(lookup_id, digest)
+        entry = self._entries[lookup_id]
+        self._entries[lookup_id] = type(entry)(entry.stored, self._epoch, entry.loaded_at)
+        return stored
+
+
+@pytest.mark.parametrize(("kind", "comes_back"), [(KeyCache, False), (LateCache, True)])
+def test_a_load_that_overlaps_the_revocation_does_not_bring_the_key_back(kind, comes_back):
+    """FAULTS 66: the row was read before the revocation, and is filed after it."""
+    issued, other = make_key(), make_key()
+    was_read, may_return = threading.Event(), threading.Event()
+    clock = Clock()
+
+    def slow_load(lookup_id: str) -> StoredKey | None:
+        stored = find_stored_key(lookup_id)
+        if lookup_id == issued.api_key.lookup_id and not may_return.is_set():
+            was_read.set()
+            assert may_return.wait(10)
+        return stored
+
+    async def main() -> None:
+        cache = kind(load_key=slow_load, clock=clock, database_timeout_s=20)
+        overlapping = asyncio.create_task(cache.get(*secret_of(issued)))
+        assert await asyncio.to_thread(was_read.wait, 10)
+        await sync_to_async(revoke_api_key)(actor=TEST, api_key=issued.api_key)
+        clock.now += 0.6
+        await cache.get(*secret_of(other))  # another request learns the new epoch meanwhile
+        may_return.set()
+        assert await overlapping  # this one began before the revocation
+        clock.now += 0.1
+        stored = await cache.get(*secret_of(issued))
+        assert stored is not None
+        assert (stored.revoked_at is None) == comes_back
+
+    async_to_sync(main)()
+
+
+def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
+    """FAULTS 66: four gateways in full use."""
+    issued = make_key()
+
+    async def gateway(index: int, is_warm: asyncio.Event) -> float:
+        """Returns when this gateway last accepted the key."""
+        cache = KeyCache()
+        lookup_id, digest = secret_of(issued)
+        accepted_at = 0.0
+        while True:
+            stored = await cache.get(lookup_id, digest)
+            assert stored is not None
+            if stored.revoked_at is not None:
+                return accepted_at
+            accepted_at = time.monotonic()
+            is_warm.set()
+            await asyncio.sleep(0.002)
+
+    async def main() -> None:
+        warm = [asyncio.Event() for _ in range(4)]
+        gateways = [asyncio.create_task(gateway(i, event)) for i, event in enumerate(warm)]
+        for event in warm:
+            await asyncio.wait_for(event.wait(), 10)
+        await sync_to_async(revoke_api_key)(actor=TEST, api_key=issued.api_key)
+        revoked_at = time.monotonic()
+        last_accepted = await asyncio.wait_for(asyncio.gather(*gateways), 10)
+        assert max(last_accepted) - revoked_at < 1.0
+
+    async_to_sync(main)()
+
+
+def test_with_the_database_down_known_keys_are_served_for_a_while_and_no_other():
+    issued, unseen, changed = make_key(), make_key(), make_key()
+    loads, clock = CountedLoads(), Clock()
+
+    async def refused(key: IssuedKey, cache: KeyCache) -> None:
+        with pytest.raises(KeyUnavailable):
+            await cache.get(*secret_of(key))
+
+    async def main() -> None:
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        assert await cache.get(*secret_of(changed))
+        await sync_to_async(revoke_api_key)(actor=TEST, api_key=changed.api_key)
+        clock.now += 0.6
+        assert await cache.get(*secret_of(issued))  # it knows of a change now, and has read one key again
+        loads.is_down = True
+        for _ in range(5):
+            clock.now += 0.6
+            assert await cache.get(*secret_of(issued))
+            await refused(unseen, cache)
+            # It may be the one that was revoked (it is): not served unread, database or not.
+            await refused(changed, cache)
+        clock.now += SERVE_STALE_S
+        await refused(issued, cache)
+        loads.is_down = False
+        clock.now += 1.1
+
+        async def recovered() -> bool:
+            try:
+                return bool(await cache.get(*secret_of(issued)))
+            except KeyUnavailable:
+                return False
+
+        async with asyncio.timeout(10):
+            while not await recovered():  # noqa: ASYNC110  # a thread answers, no event of ours
+                await asyncio.sleep(0.01)
+        assert await cache.get(*secret_of(unseen))
+        stored = await cache.get(*secret_of(changed))
+        assert stored is not None
+        assert stored.revoked_at is not None
+
+    async_to_sync(main)()
+
+
+@contextmanager
+def paused_postgres() -> Iterator[None]:
+    """Every process of the server stands still: connections hang, nothing is refused."""
+    servers = [child for child in psutil.Process().children() if child.name() == "postgres"]
+    if not servers:
+        pytest.skip("DATABASE_URL names a server that is not ours to pause")
+    (postmaster,) = servers
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in reversed(processes):
+            process.resume()
+
+
+def test_a_database_that_hangs_gives_503_and_no_hang():
+    """FAULTS 61, with the real server standing still."""
+    known, unknown = make_key(), make_key()
+
+    async def main() -> None:
+        assert await authenticate_bearer(known.secret)
+        await asyncio.sleep(0.6)  # the epoch grows stale: that much time has to pass
+        with paused_postgres():
+            slowest = 0.0
+            for _ in range(20):
+                begin = time.monotonic()
+                assert await authenticate_bearer(known.secret)
+                slowest = max(slowest, time.monotonic() - begin)
+                begin = time.monotonic()
+                with pytest.raises(AuthUnavailable) as refusal:
+                    await authenticate_bearer(unknown.secret)
+                assert refusal.value.status == 503
+                slowest = max(slowest, time.monotonic() - begin)
+            assert slowest < 2.5
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await authenticate_bearer(unknown.secret)
+                    break
+                except AuthUnavailable:
+                    await asyncio.sleep(0.05)
+
+    async_to_sync(main)()
+
+
+def test_caches_of_several_loops_do_not_meet():
+    issued = make_key()
+    authenticate = async_to_sync(authenticate_bearer)
+    assert authenticate(issued.secret)
+    revoke_api_key(actor=TEST, api_key=issued.api_key)
+    with pytest.raises(RevokedKey):
+        authenticate(issued.secret)
+    assert len(auth._caches) <= 2
+
+
+def test_last_use_is_written_once_a_minute_and_never_for_a_refused_key():
+    issued, revoked = make_key(), make_key()
+    revoke_api_key(actor=TEST, api_key=revoked.api_key)
+    clock = Clock()
+
+    async def main() -> None:
+        cache = KeyCache(clock=clock)
+        lookup_id, digest = secret_of(issued)
+        await cache.get(lookup_id, b"not the digest" * 2)
+        assert not await ApiKeyUse.objects.aexists()
+        await cache.get(lookup_id, digest)
+        await cache.get(*secret_of(revoked))
+        clock.now += 0.6
+        await cache.get(lookup_id, digest)
+        use = await ApiKeyUse.objects.aget()
+        assert use.api_key_id == issued.api_key.pk
+        long_ago = timezone.now() - timedelta(hours=1)
+        await ApiKeyUse.objects.aupdate(last_used_at=long_ago)
+        for _ in range(80):
+            clock.now += 0.6
+            await cache.get(lookup_id, digest)
+        assert (await ApiKeyUse.objects.aget()).last_used_at == long_ago
+        for _ in range(30):
+            clock.now += 0.6
+            await cache.get(lookup_id, digest)
+        assert (await ApiKeyUse.objects.aget()).last_used_at > long_ago
+
+    async_to_sync(main)()
+
+
+def test_secrets_mask_themselves():
+    issued = make_key()
+    key = new_key_secret()
+    stored = find_stored_key(issued.api_key.lookup_id)
+    assert stored is not None
+    for thing in (issued, key, stored, issued.api_key):
+        for form in (repr(thing), str(thing)):
+            assert issued.secret[21:] not in form
+            assert key.reveal[21:] not in form
+            assert repr(stored.digest) not in form
