@@ -6,6 +6,7 @@ is written beside its place and renamed into it. A lock keeps two processes from
 
 from __future__ import annotations
 
+import argparse
 import errno
 import fcntl
 import hashlib
@@ -241,13 +242,23 @@ def _write_tokenizer(gguf: Path, parsed: dict[str, Any], directory: Path) -> Non
 
 
 def main() -> int:
-    """`python -m engine_worker.model_store SPEC ROOT` prints the directory; 1 and a message when there is none."""
-    spec, root = sys.argv[1:]
+    """Makes a model ready and prints its directory; 1 and a message when there is none."""
+    parser = argparse.ArgumentParser(prog="engine_worker.model_store", description="Make a model ready.")
+    parser.add_argument("spec", help="the default model's name, a Hugging Face directory, or a GGUF file")
+    parser.add_argument("root", type=Path, help="where converted models are kept")
+    parser.add_argument("--link", type=Path, help="make this a link to it: a name that does not change")
+    options = parser.parse_args()
     try:
-        print(ensure_model(spec, Path(root)))
+        directory = ensure_model(options.spec, options.root)
     except ModelStoreError as error:
         print(f"weir: {error}", file=sys.stderr)
         return 1
+    if options.link:
+        draft = options.link.with_name(f".{options.link.name}.new")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(directory)
+        draft.replace(options.link)
+    print(directory)
     return 0
 
 
