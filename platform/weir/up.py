@@ -133,7 +133,7 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
 
 
 def _engine(plan: Plan, model_dir: str) -> Command:
-    arguments = ("-m", "engine_worker", "--model-dir", model_dir, "--name", plan.model_name)
+    arguments = ("-m", "engine_worker", "--model", f"{plan.model_name}={model_dir}")
     return plan.python("engine", *arguments, stop_grace_s=40.0)
 
 

@@ -1,0 +1,143 @@
+"""The worker's command line. Every flag has an environment variable beside it; a flag wins.
+
+The engine's flags are the fields of EngineConfig: `max_num_seqs` is --max-num-seqs and
+WEIR_MAX_NUM_SEQS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_worker.config import EngineConfig
+from engine_worker.worker_config import WorkerConfig
+
+_WORKER_FLAGS = {
+    "worker_id": "name of this process among the workers; made up when absent",
+    "lease_ms": "silent for so long, the worker loses its requests to others",
+    "drain_grace_s": "after SIGTERM, so long to finish what runs",
+    "redis_grace_s": "without Redis, go on computing for so long",
+    "stall_s": "an engine with work and no step for so long counts as dead",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arguments:
+    worker: WorkerConfig
+    engine: dict[str, Any]
+    """EngineConfig's fields but for `model_dir`."""
+    model_spec: str
+    """A directory, or whatever else the model store knows."""
+    var_dir: Path
+    """Where converted models are kept, in `models/`."""
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
+    """Exits with status 2 and a message that names the flag or the variable when something is malformed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m engine_worker", description="Serves one model from the queue."
+    )
+    source = _Source(parser, environ)
+    source.add(
+        "model",
+        str,
+        "what to serve: [NAME=]DIRECTORY, a GGUF file, or the default model's name",
+        metavar="NAME=DIR",
+    )
+    source.add(
+        "model_name", str, "what clients call it; else the NAME before =, else the last part of the path"
+    )
+    parser.add_argument("--redis-url", help="redis://, rediss:// or unix:// (REDIS_URL, or REDIS_URL_FILE)")
+    source.add("var_dir", Path, "where converted models are kept", default=Path("var"))
+    worker_types = typing.get_type_hints(WorkerConfig)
+    for name, text in _WORKER_FLAGS.items():
+        source.add(name, worker_types[name], text)
+    engine_types = typing.get_type_hints(EngineConfig)
+    engine_names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model_dir"]
+    for name in engine_names:
+        source.add(name, engine_types[name], "of the engine; see engine_worker/config.py")
+    given = source.read(argv)
+
+    model = given.get("model") or parser.error("which model? give --model NAME=DIRECTORY or set WEIR_MODEL")
+    before, equals, after = str(model).partition("=")
+    spec = after if equals else before
+    name = given.get("model_name") or (before if equals else Path(spec).name)
+    redis_url = source.flags["redis_url"] or _redis_url(environ)
+    if not redis_url:
+        parser.error("which Redis? give --redis-url or set REDIS_URL")
+    engine = {name: given[name] for name in engine_names if name in given}
+    worker = {name: given[name] for name in _WORKER_FLAGS if name in given}
+    return Arguments(
+        worker=WorkerConfig(
+            model=name, redis_url=redis_url, device=str(engine.get("device", "cpu")), **worker
+        ),
+        engine=engine,
+        model_spec=spec,
+        var_dir=given["var_dir"],
+    )
+
+
+def _redis_url(environ: Mapping[str, str]) -> str | None:
+    if path := environ.get("REDIS_URL_FILE"):
+        return Path(path).read_text(encoding="utf-8").strip()
+    return environ.get("REDIS_URL")
+
+
+class _Source:
+    """Flags first, then the environment, then nothing: an absent value leaves the dataclass's default."""
+
+    def __init__(self, parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+        self._parser = parser
+        self._environ = environ
+        self._kinds: dict[str, type] = {}
+        self._choices: dict[str, tuple[str, ...]] = {}
+        self._defaults: dict[str, Any] = {}
+        self.flags: dict[str, Any] = {}
+
+    def add(
+        self, name: str, hint: Any, text: str, *, default: Any = None, metavar: str | None = None
+    ) -> None:
+        kind, choices = _kind(hint)
+        self._kinds[name], self._choices[name] = kind, choices
+        if default is not None:
+            self._defaults[name] = default
+        self._parser.add_argument(
+            "--" + name.replace("_", "-"),
+            type=kind,
+            choices=choices or None,
+            metavar=metavar,
+            help=f"{text} (WEIR_{name.upper()})",
+        )
+
+    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+        self.flags = flags = vars(self._parser.parse_args(argv))
+        values = dict(self._defaults)
+        for name, kind in self._kinds.items():
+            variable = f"WEIR_{name.upper()}"
+            if flags[name] is not None:
+                values[name] = flags[name]
+            elif text := self._environ.get(variable):
+                try:
+                    values[name] = kind(text)
+                except ValueError:
+                    self._parser.error(f"{variable} must be {kind.__name__}, it is {text!r}")
+                if self._choices[name] and values[name] not in self._choices[name]:
+                    self._parser.error(
+                        f"{variable} must be one of {', '.join(self._choices[name])}, it is {text!r}"
+                    )
+        return values
+
+
+def _kind(hint: Any) -> tuple[type, tuple[str, ...]]:
+    """int, float, str or Path, and the choices of a Literal."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) is typing.Literal:
+        return str, typing.get_args(hint)
+    assert isinstance(hint, type), hint
+    return hint, ()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine_worker.arguments import parse
+from engine_worker.config import EngineConfig
+
+REDIS = {"REDIS_URL": "redis://secret@host"}
+
+
+def test_the_least_that_must_be_said():
+    arguments = parse(["--model", "chat=/models/x"], REDIS)
+    assert (arguments.worker.model, arguments.model_spec) == ("chat", "/models/x")
+    assert arguments.worker.redis_url == "redis://secret@host"
+    assert "secret" not in repr(arguments)
+    assert arguments.engine == {}
+    EngineConfig(model_dir=Path("x"), **arguments.engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "expected"),
+    [
+        ("smollm2-135m-instruct", None, ("smollm2-135m-instruct", "smollm2-135m-instruct")),
+        ("/models/qwen3", None, ("qwen3", "/models/qwen3")),
+        ("a=/models/qwen3", None, ("a", "/models/qwen3")),
+        ("/models/qwen3", "b", ("b", "/models/qwen3")),
+    ],
+)
+def test_a_model_is_named(model, name, expected):
+    environ = REDIS | {"WEIR_MODEL": model} | ({"WEIR_MODEL_NAME": name} if name else {})
+    arguments = parse([], environ)
+    assert (arguments.worker.model, arguments.model_spec) == expected
+
+
+def test_flags_win_over_the_environment():
+    environ = REDIS | {
+        "WEIR_MODEL": "a=b",
+        "WEIR_MAX_NUM_SEQS": "3",
+        "WEIR_PRECISION": "int8",
+        "WEIR_DRAIN_GRACE_S": "7",
+    }
+    arguments = parse(["--max-num-seqs", "5", "--lease-ms", "99", "--redis-url", "redis://b"], environ)
+    assert arguments.engine == {"max_num_seqs": 5, "precision": "int8"}
+    assert (arguments.worker.lease_ms, arguments.worker.drain_grace_s) == (99, 7.0)
+    assert arguments.worker.redis_url == "redis://b"
+
+
+def test_the_redis_url_may_lie_in_a_file(tmp_path):
+    (tmp_path / "url").write_text("redis://from-a-file\n")
+    arguments = parse(["--model", "a=b"], {"REDIS_URL_FILE": str(tmp_path / "url")})
+    assert arguments.worker.redis_url == "redis://from-a-file"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "named"),
+    [
+        ([], REDIS, "WEIR_MODEL"),
+        (["--model", "a=b"], {}, "REDIS_URL"),
+        (["--model", "a=b"], REDIS | {"WEIR_MAX_NUM_SEQS": "many"}, "WEIR_MAX_NUM_SEQS"),
+        (["--model", "a=b"], REDIS | {"WEIR_PRECISION": "fp12"}, "WEIR_PRECISION"),
+        (["--model", "a=b", "--precision", "fp12"], REDIS, "--precision"),
+        (["--model", "a=b", "--lease-ms", "x"], REDIS, "--lease-ms"),
+    ],
+)
+def test_what_is_malformed_is_named_and_fatal(argv, environ, named, capsys):
+    with pytest.raises(SystemExit) as exited:
+        parse(argv, environ)
+    assert exited.value.code == 2
+    assert named in capsys.readouterr().err
