@@ -1,7 +1,8 @@
 """The worker's command line. Every flag has an environment variable beside it; a flag wins.
 
 The engine's flags are the fields of EngineConfig: `max_num_seqs` is --max-num-seqs and
-WEIR_MAX_NUM_SEQS.
+WEIR_MAX_NUM_SEQS. Only REDIS_URL (or the file that REDIS_URL_FILE names) has no flag: a flag would show
+its password to everybody on the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     source.add(
         "model_name", str, "what clients call it; else the NAME before =, else the last part of the path"
     )
-    parser.add_argument("--redis-url", help="redis://, rediss:// or unix:// (REDIS_URL, or REDIS_URL_FILE)")
     source.add("var_dir", Path, "where converted models are kept", default=Path("var"))
     worker_types = typing.get_type_hints(WorkerConfig)
     for name, text in _WORKER_FLAGS.items():
@@ -66,10 +66,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     model = given.get("model") or parser.error("which model? give --model NAME=DIRECTORY or set WEIR_MODEL")
     before, equals, after = str(model).partition("=")
     spec = after if equals else before
-    name = given.get("model_name") or (before if equals else Path(spec).name)
-    redis_url = source.flags["redis_url"] or _redis_url(environ)
+    name = source.flags["model_name"] or (before if equals else given.get("model_name")) or Path(spec).name
+    redis_url = _redis_url(environ)
     if not redis_url:
-        parser.error("which Redis? give --redis-url or set REDIS_URL")
+        parser.error("which Redis? set REDIS_URL, or REDIS_URL_FILE")
     engine = {name: given[name] for name in engine_names if name in given}
     worker = {name: given[name] for name in _WORKER_FLAGS if name in given}
     return Arguments(

@@ -26,6 +26,7 @@ def test_the_least_that_must_be_said():
         ("/models/qwen3", None, ("qwen3", "/models/qwen3")),
         ("a=/models/qwen3", None, ("a", "/models/qwen3")),
         ("/models/qwen3", "b", ("b", "/models/qwen3")),
+        ("a=/models/qwen3", "b", ("a", "/models/qwen3")),
     ],
 )
 def test_a_model_is_named(model, name, expected):
@@ -41,10 +42,9 @@ def test_flags_win_over_the_environment():
         "WEIR_PRECISION": "int8",
         "WEIR_DRAIN_GRACE_S": "7",
     }
-    arguments = parse(["--max-num-seqs", "5", "--lease-ms", "99", "--redis-url", "redis://b"], environ)
+    arguments = parse(["--max-num-seqs", "5", "--lease-ms", "99"], environ)
     assert arguments.engine == {"max_num_seqs": 5, "precision": "int8"}
     assert (arguments.worker.lease_ms, arguments.worker.drain_grace_s) == (99, 7.0)
-    assert arguments.worker.redis_url == "redis://b"
 
 
 def test_the_redis_url_may_lie_in_a_file(tmp_path):
