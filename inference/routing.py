@@ -1,5 +1,9 @@
 """Websocket routes."""
 
-from django.urls import URLPattern
+from __future__ import annotations
 
-websocket_urlpatterns: list[URLPattern] = []
+from django.urls import URLPattern, path
+
+from inference.consumers import ChatConsumer
+
+websocket_urlpatterns: list[URLPattern] = [path("ws/chat", ChatConsumer.as_asgi())]

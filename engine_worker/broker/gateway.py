@@ -114,13 +114,16 @@ class GatewayBroker:
         self._sweep(request.model)
         return Enqueued(position=int(reply[1]))
 
-    async def cancel(self, model: str, request_id: str) -> None:
+    async def cancel(self, model: str, request_id: str, *, if_last_watched_by: str = "") -> None:
         """Ends a request in any state; unknown and finished ones are left alone.
+
+        With `if_last_watched_by`, a live channel, only when none has attached to the request after it: a
+        client that dropped here may have resumed at another gateway.
 
         A queued one is over when this returns: usage event with the tokens it had, last Chunk
         published. A running one ends with its worker's next step.
         """
-        await self._call("cancel", model, (request_id,))
+        await self._call("cancel", model, (request_id, if_last_watched_by))
 
     async def expire(self, model: str, *, limit: int = 100) -> None:
         """The sweep: ends what outlived its deadline, takes requests from lost workers."""

@@ -1,5 +1,29 @@
 """Routes under /v1."""
 
-from django.urls import URLPattern, URLResolver
+from __future__ import annotations
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from django.http import HttpRequest, HttpResponse
+from django.urls import path, re_path
+
+from inference.api.chat_completions import chat_completions
+from inference.api.completions import completions
+from inference.api.endpoint import render_error
+from inference.api.models import list_models, retrieve_model
+from inference.errors import NotFound
+
+
+async def no_such_route(request: HttpRequest) -> HttpResponse:
+    return render_error(
+        NotFound(f"There is no {request.method} {request.path[:200]} here.", code="unknown_url")
+    )
+
+
+no_such_route.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
+
+urlpatterns = [
+    path("chat/completions", chat_completions, name="chat-completions"),
+    path("completions", completions, name="completions"),
+    path("models", list_models, name="models"),
+    path("models/<path:model_id>", retrieve_model, name="model"),
+    re_path(r"", no_such_route),
+]

@@ -3,12 +3,15 @@
 --
 -- KEYS[1]   prefix of the model's keys
 -- ARGV[1]   request id
--- Returns   'unknown' | 'finished' (already) | 'cancelled' (was queued) | 'running' (marked)
--- Example   EVALSHA sha 1 weir:{m:smollm2}: r1
+-- ARGV[2]   a channel: cancel only if it is the one that attached last; '' cancels whoever listens
+-- Returns   'unknown' | 'finished' (already) | 'watched' (left alone, see ARGV[2])
+--           | 'cancelled' (was queued) | 'running' (marked)
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 ''
 --@include request
 local request = find(ARGV[1])
 if not request then return 'unknown' end
 if request.state == 'finished' then return 'finished' end
+if ARGV[2] ~= '' and string.match(request.channels, '[^\n]+') ~= ARGV[2] then return 'watched' end
 if request.state == 'running' then
   redis.call('HSET', request_key(request.id), 'cancel', 1)
   return 'running'

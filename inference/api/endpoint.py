@@ -1,0 +1,158 @@
+"""The four steps of every view under /v1: authenticate, parse, call, render. And the one place that renders errors."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.request import UnreadablePostError
+from django.http.response import HttpResponseBase
+
+from engine_worker.broker import BrokerUnavailable
+from inference.errors import (
+    ApiError,
+    GenerationFailed,
+    MethodNotAllowed,
+    NotAllowed,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    UnsupportedMedia,
+)
+from inference.runtime import Runtime, get_runtime
+from inference.schemas.reading import read_json
+from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
+from tenants.principal import Principal, Scope
+from tenants.quotas.errors import QuotaUnavailable
+
+log = structlog.get_logger(__name__)
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class ApiCall:
+    """One authenticated request and what answers it."""
+
+    request: HttpRequest
+    principal: Principal
+    runtime: Runtime
+    started_at: float = field(default_factory=time.perf_counter)
+
+    def read(self, kind: type[_Request]) -> _Request:
+        """The body as a request struct. Raises InvalidRequest, TooLarge, UnsupportedMedia."""
+        content_type, _, parameters = self.request.headers.get("Content-Type", "").partition(";")
+        if content_type.strip().lower() not in ("application/json", ""):
+            raise UnsupportedMedia(
+                f"Content-Type is '{content_type[:80]}': send the body as application/json.",
+                code="unsupported_media_type",
+            )
+        charset = dict(_parameters(parameters)).get("charset", "utf-8")
+        if charset not in ("utf-8", "utf8", "us-ascii"):
+            raise UnsupportedMedia(
+                f"The body's charset is '{charset[:40]}': send UTF-8.", code="unsupported_media_type"
+            )
+        return read_json(self.request.body, kind)
+
+    def respond(self, body: Any, *, headers: dict[str, str] | None = None, status: int = 200) -> HttpResponse:
+        response = HttpResponse(_ENCODER.encode(body), content_type="application/json", status=status)
+        self._add_headers(response, headers or {})
+        return response
+
+    def stream(self, events: Any, *, headers: dict[str, str] | None = None) -> StreamingHttpResponse:
+        response = StreamingHttpResponse(events, content_type="text/event-stream; charset=utf-8")
+        response.headers["Cache-Control"] = "no-cache, no-transform"
+        response.headers["X-Accel-Buffering"] = "no"  # nginx must not hold events back
+        self._add_headers(response, headers or {})
+        return response
+
+    def _add_headers(self, response: HttpResponse | StreamingHttpResponse, headers: dict[str, str]) -> None:
+        for name, value in headers.items():
+            response.headers[name] = value
+        response.headers["x-weir-tier"] = self.principal.tier.name
+        response.headers["openai-processing-ms"] = str(round((time.perf_counter() - self.started_at) * 1000))
+
+
+View = Callable[..., Awaitable[HttpResponse | StreamingHttpResponse]]
+Route = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
+
+
+def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
+    """A view of `ApiCall` that takes one method and needs a key with `scope`."""
+
+    def decorate(view: View) -> Route:
+        @wraps(view)
+        async def wrapped(request: HttpRequest, **path: Any) -> HttpResponseBase:
+            try:
+                if request.method != method and not (method == "GET" and request.method == "HEAD"):
+                    raise MethodNotAllowed(
+                        f"{request.method} is not allowed here, only {method}.",
+                        code="method_not_allowed",
+                        headers={"Allow": method},
+                    )
+                principal = await _authenticate(request)
+                if scope not in principal.scopes:
+                    raise NotAllowed(f"This key lacks the scope '{scope}'.", code="insufficient_permissions")
+                return await view(ApiCall(request, principal, get_runtime()), **path)
+            except Exception as error:
+                return render_error(_as_api_error(error))
+
+        wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
+        return wrapped
+
+    return decorate
+
+
+def render_error(error: ApiError) -> HttpResponse:
+    response = HttpResponse(
+        _ENCODER.encode({"error": error.body()}), content_type="application/json", status=error.http_status
+    )
+    for name, value in error.headers.items():
+        response.headers[name] = value
+    if error.retry_after_ms is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
+        response.headers["retry-after-ms"] = str(error.retry_after_ms)
+    if error.http_status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def _authenticate(request: HttpRequest) -> Principal:
+    kind, _, token = request.headers.get("Authorization", "").strip().partition(" ")
+    if token and kind.lower() != "bearer":
+        raise Unauthenticated("Send your API key as 'Authorization: Bearer KEY'.", code="invalid_api_key")
+    return await authenticate_bearer(token.strip() or None)
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, AuthUnavailable):
+        return Overloaded(str(error), code="auth_unavailable")
+    if isinstance(error, AuthError):
+        kind = NotAllowed if error.status == 403 else Unauthenticated
+        return kind(str(error), code=error.code)
+    if isinstance(error, BrokerUnavailable | QuotaUnavailable):
+        return Overloaded("A part of the service can't be reached at the moment. Try again shortly.")
+    if isinstance(error, RequestDataTooBig):
+        return TooLarge("The body is too large.", code="request_too_large")
+    if isinstance(error, UnreadablePostError):
+        return UnsupportedMedia("The body could not be read to its end.")
+    log.exception("api_error")
+    return GenerationFailed(
+        "The server had an error. Tell the operator the x-request-id.", code="internal_error"
+    )
+
+
+def _parameters(text: str) -> list[tuple[str, str]]:
+    pairs = (part.partition("=") for part in text.split(";"))
+    return [(name.strip().lower(), value.strip().strip('"').lower()) for name, _, value in pairs]

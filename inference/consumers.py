@@ -1,0 +1,225 @@
+"""`/ws/chat`: the console's chat, by the same path as the API.
+
+Tokens come over the process's live channel and not over the channel layer, which drops when it is full.
+A connection that drops leaves its generations running for a while, to be resumed on any gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+import structlog
+from channels.generic.websocket import AsyncWebsocketConsumer
+
+from engine_worker.broker import BrokerUnavailable, UnknownRequest
+from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded
+from inference.pace import Pace
+from inference.runtime import get_runtime
+from inference.schemas import chat_socket as frames
+from inference.schemas.reading import read_json_frame
+from inference.services.generation import Generation, Ticket
+from inference.services.prepare import tokenise_chat
+from inference.services.submit import Submission, new_request_id, submit
+from tenants.auth import AuthError, AuthUnavailable, principal_for_member
+from tenants.principal import Principal, Scope
+
+log = structlog.get_logger(__name__)
+
+RESUME_GRACE_S: Final = 20.0
+GENERATIONS_MAX: Final = 8
+"""At once on one socket."""
+_FRAME_BYTES_MAX: Final = 1 << 20
+_SILENCE_S: Final = 10.0
+CLOSE_SIGNED_OUT: Final = 4401
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types
+    async def connect(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._generations: dict[str, Generation] = {}
+        await self.accept()
+        if not self.scope["user"].is_authenticated:
+            await self._error(None, NotAllowed("Sign in first.", code="signed_out"))
+            await self.close(code=CLOSE_SIGNED_OUT)
+
+    async def disconnect(self, code: int) -> None:
+        for generation in self._generations.values():
+            generation.detach(RESUME_GRACE_S)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        if not self.scope["user"].is_authenticated:
+            return
+        try:
+            if text_data is None:
+                raise InvalidRequest("Send JSON in text frames.")
+            if len(text_data) > _FRAME_BYTES_MAX:
+                raise InvalidRequest(f"A frame may have at most {_FRAME_BYTES_MAX} characters.")
+            frame = read_json_frame(text_data.encode(), frames.ClientFrame)
+            if isinstance(frame, frames.Stop):
+                if generation := self._generations.get(frame.id):
+                    await get_runtime().broker.cancel(generation.ticket.model, generation.ticket.request_id)
+                elif task := self._tasks.get(frame.id):
+                    task.cancel()  # still being prepared
+            else:
+                self._begin(frame)
+        except ApiError as error:
+            await self._error(_id_in(text_data), error)
+        except BrokerUnavailable:
+            await self._error(_id_in(text_data), Overloaded("The queue can't be reached at the moment."))
+
+    def _begin(self, frame: frames.Start | frames.Resume) -> None:
+        if frame.id in self._tasks:
+            raise InvalidRequest(f"A generation with the id '{frame.id}' is running already.", param="id")
+        if len(self._tasks) >= GENERATIONS_MAX:
+            raise InvalidRequest(f"At most {GENERATIONS_MAX} generations run at once on one connection.")
+        task = asyncio.create_task(self._run(frame), name=f"chat-{frame.id}")
+        self._tasks[frame.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
+
+    async def _run(self, frame: frames.Start | frames.Resume) -> None:
+        try:
+            pace = Pace()
+            if isinstance(frame, frames.Start):
+                generation = await self._start(frame)
+            else:
+                generation = await self._resume(frame)
+                pace = Pace(is_resumed=True)
+            self._generations[frame.id] = generation
+            await self._relay(frame.id, generation, pace)
+        except ApiError as error:
+            await self._error(frame.id, error)
+        except AuthUnavailable as error:
+            await self._error(frame.id, Overloaded(str(error), code=error.code))
+        except AuthError as error:
+            await self._error(frame.id, NotAllowed(str(error), code=error.code))
+        except BrokerUnavailable:
+            await self._error(frame.id, Overloaded("The queue can't be reached at the moment."))
+        except Exception:
+            log.exception("chat_failed")
+            await self._error(frame.id, GenerationFailed("The server had an error.", code="internal_error"))
+        finally:
+            self._generations.pop(frame.id, None)
+
+    async def _start(self, frame: frames.Start) -> Generation:
+        runtime = get_runtime()
+        principal = await self._principal(frame.tenant)
+        model = await runtime.models.get(frame.model)
+        for index, message in enumerate(frame.messages):
+            if message.content is None:
+                raise InvalidRequest(
+                    f"messages[{index}] has no 'content'.", param=f"messages[{index}].content"
+                )
+        prompt = await tokenise_chat(runtime.models, model, frame.messages, None)
+        generation = await submit(
+            runtime,
+            principal,
+            Submission(
+                model=model,
+                prompt_token_ids=prompt,
+                fields=frame.params,
+                requested_tokens=frame.params.max_tokens,
+                max_tokens_param="max_tokens",
+                endpoint="ws.chat",
+                request_id=new_request_id("wschat"),
+            ),
+        )
+        self._generations[frame.id] = generation
+        await self._send(
+            frames.Started(
+                id=frame.id,
+                request_id=generation.ticket.request_id,
+                model=model.card.model,
+                prompt_tokens=len(prompt),
+            )
+        )
+        return generation
+
+    async def _resume(self, frame: frames.Resume) -> Generation:
+        runtime = get_runtime()
+        principal = await self._principal(frame.tenant)
+        await runtime.models.get(frame.model)
+        try:
+            state = await runtime.broker.request_state(frame.model, frame.request_id)
+            if state.tenant_id != principal.tenant_public_id:
+                raise UnknownRequest(frame.request_id)
+            runtime.detached.resume(frame.request_id)
+            stream = await runtime.streams.open(frame.model, frame.request_id, from_seq=frame.from_seq)
+            await runtime.broker.attach(frame.model, frame.request_id, runtime.streams.channel)
+        except UnknownRequest as error:
+            raise NotFound(
+                "There is no such generation, or it ended too long ago.",
+                code="request_not_found",
+                param="request_id",
+            ) from error
+        generation = Generation(
+            runtime=runtime,
+            ticket=Ticket(
+                request_id=frame.request_id,
+                model=frame.model,
+                tenant_id=principal.tenant_public_id,
+                reservation_id=frame.request_id,
+                lifetime_s=principal.tier.deadline_s,
+            ),
+            stream=stream,
+        )
+        self._generations[frame.id] = generation
+        await self._send(frames.Started(id=frame.id, request_id=frame.request_id, model=frame.model))
+        return generation
+
+    async def _relay(self, frame_id: str, generation: Generation, pace: Pace) -> None:
+        while generation.finish is None:
+            chunk = await generation.next(_SILENCE_S)
+            if chunk is None:
+                continue
+            pace.saw(len(chunk.token_ids))
+            if chunk.token_ids or chunk.text:
+                await self._send(
+                    frames.Delta(id=frame_id, seq=chunk.seq, text=chunk.text, tokens=len(chunk.token_ids))
+                )
+        finish = generation.finish
+        await self._send(
+            frames.UsageFrame(
+                id=frame_id,
+                prompt_tokens=finish.prompt_tokens,
+                completion_tokens=finish.completion_tokens,
+                tokens_per_second=pace.tokens_per_second,
+                ttft_ms=pace.ttft_ms,
+            )
+        )
+        failure = generation.failure()
+        # Stopped on request is an end that this client asked for.
+        if failure is not None and failure.code != "request_cancelled":
+            raise failure
+        await self._send(frames.Done(id=frame_id, finish_reason=finish.reason))
+
+    async def _principal(self, tenant: str | None) -> Principal:
+        principal = await principal_for_member(self.scope["user"], tenant)
+        if Scope.INFERENCE not in principal.scopes:
+            raise NotAllowed("Your role does not allow generating.", code="insufficient_permissions")
+        return principal
+
+    async def _send(self, frame: msgspec.Struct) -> None:
+        await self.send(text_data=_encode(frame).decode())
+
+    async def _error(self, frame_id: str | None, error: ApiError) -> None:
+        await self._send(
+            frames.ErrorFrame(id=frame_id, error=error.body(), retry_after_ms=error.retry_after_ms)
+        )
+
+
+def _id_in(text: str | None) -> str | None:
+    """The generation that a bad frame meant, if it says so."""
+    try:
+        data: Any = msgspec.json.decode(text or "")
+    except msgspec.DecodeError:
+        return None
+    named = data.get("id") if isinstance(data, dict) else None
+    return named if isinstance(named, str) and len(named) <= 64 else None

@@ -1,0 +1,119 @@
+"""What the API tells a client that it can't have what it asked for; one place renders it (api/endpoint.py).
+
+ApiError
+├── InvalidRequest       400  the caller's fault; `param` names the field
+├── NotFound             404  unknown model, object or route
+├── NotAllowed           403
+├── MethodNotAllowed     405
+├── TooLarge             413
+├── UnsupportedMedia     415
+├── Unauthenticated      401
+├── RateLimited          429  a limit binds for now; carries retry_after_ms
+├── Overloaded           503  queue full, no worker, a part is down; carries retry_after_ms
+└── GenerationFailed     500  the engine failed, or 504 when the deadline passed
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ApiError(Exception):
+    """`message` goes to the client; `code` and `param` are for programs and may be None."""
+
+    status: ClassVar[int] = 500
+    type: str = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_ms: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_ms = retry_after_ms
+        self.headers = headers or {}
+
+    @property
+    def http_status(self) -> int:
+        return self.status
+
+    def body(self) -> dict[str, Any]:
+        """The `error` object in OpenAI's shape: all four keys, always."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthenticated(ApiError):
+    status = 401
+    type = "invalid_request_error"
+
+
+class NotAllowed(ApiError):
+    status = 403
+    type = "invalid_request_error"
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class Conflict(ApiError):
+    status = 409
+    type = "invalid_request_error"
+
+
+class TooLarge(ApiError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMedia(ApiError):
+    status = 415
+    type = "invalid_request_error"
+
+
+class RateLimited(ApiError):
+    """`kind` is OpenAI's error type for it: `requests` or `tokens`."""
+
+    status = 429
+
+    def __init__(self, message: str, *, kind: str, **more: Any) -> None:
+        super().__init__(message, code="rate_limit_exceeded", **more)
+        self.type = kind
+
+
+class Overloaded(ApiError):
+    status = 503
+
+    def __init__(
+        self, message: str, *, retry_after_ms: int = 1000, code: str = "server_is_overloaded", **more: Any
+    ) -> None:
+        super().__init__(message, code=code, retry_after_ms=retry_after_ms, **more)
+
+
+class GenerationFailed(ApiError):
+    status = 500
+
+
+class DeadlineExceeded(ApiError):
+    status = 504
+
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(message, code="deadline_exceeded", **more)

@@ -1,0 +1,123 @@
+"""Which models can be asked for, kept at hand by each gateway process.
+
+Model cards and tokenizers come from Redis, where workers put them: a gateway needs no model files.
+A known model is answered from memory while a refresh runs beside; the token path does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from engine_worker.broker import BrokerUnavailable, GatewayBroker
+from engine_worker.protocol import ModelCard
+from inference.errors import NotFound, Overloaded
+from inference.prompts import PromptRenderer
+
+_REFRESH_S: Final = 1.0
+WORKER_ABSENCE_S: Final = 30.0
+"""A worker that restarts is waited for so long; then requests for its model are refused at once."""
+
+
+@dataclass(slots=True)
+class ServedModel:
+    card: ModelCard
+    renderer: PromptRenderer
+    first_seen_at: int
+    """Unix seconds, for the API's `created`."""
+
+
+class ModelCatalogue:
+    """One per event loop. Rendering and tokenising run in `executor`, which it owns."""
+
+    def __init__(self, broker: GatewayBroker) -> None:
+        self._broker = broker
+        self._models: dict[str, ServedModel] = {}
+        self._alive_at: dict[str, float] = {}
+        self._refreshed_at = float("-inf")
+        self._refresh: asyncio.Task[None] | None = None
+        self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
+
+    async def aclose(self) -> None:
+        if self._refresh is not None:
+            self._refresh.cancel()
+            await asyncio.gather(self._refresh, return_exceptions=True)
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, name: str) -> ServedModel:
+        """Raises NotFound, or Overloaded when no worker has served it for a while or Redis is away."""
+        model = self._models.get(name)
+        self._refresh_if_stale()
+        if model is None:
+            await self._refreshed()
+            model = self._models.get(name)
+        if model is None:
+            raise NotFound(
+                f"The model '{name}' does not exist or you do not have access to it.",
+                code="model_not_found",
+                param="model",
+            )
+        if time.monotonic() - self._alive_at[name] > WORKER_ABSENCE_S:
+            raise Overloaded(
+                f"No worker serves '{name}' at the moment. Try again shortly.",
+                code="model_unavailable",
+                retry_after_ms=5000,
+            )
+        return model
+
+    async def all(self) -> list[ServedModel]:
+        """By name; those without a worker for a while are left out."""
+        self._refresh_if_stale()
+        await self._refreshed()
+        now = time.monotonic()
+        return [
+            model
+            for name, model in sorted(self._models.items())
+            if now - self._alive_at[name] <= WORKER_ABSENCE_S
+        ]
+
+    def _refresh_if_stale(self) -> None:
+        is_running = self._refresh is not None and not self._refresh.done()
+        if not is_running and time.monotonic() - self._refreshed_at > _REFRESH_S:
+            self._refresh = asyncio.create_task(self._read_cards(), name="model-catalogue")
+            self._refresh.add_done_callback(_swallow)
+
+    async def _refreshed(self) -> None:
+        if self._refresh is None:
+            return
+        try:
+            await asyncio.shield(self._refresh)
+        except BrokerUnavailable as error:
+            raise Overloaded("The models can't be looked up at the moment. Try again shortly.") from error
+
+    async def _read_cards(self) -> None:
+        cards = await self._broker.model_cards()
+        workers = await self._broker.workers()
+        loop = asyncio.get_running_loop()
+        for card in cards:
+            known = self._models.get(card.model)
+            if known is None or known.card != card:
+                tokenizer = await self._broker.tokenizer_json(card.tokenizer_sha256)
+                renderer = await loop.run_in_executor(self.executor, PromptRenderer, card, tokenizer)
+                first_seen_at = known.first_seen_at if known else int(time.time())
+                self._models[card.model] = ServedModel(card, renderer, first_seen_at)
+        now = time.monotonic()
+        for gone in self._models.keys() - {card.model for card in cards}:
+            del self._models[gone]
+            self._alive_at.pop(gone, None)
+        for name in self._models:
+            # A gateway that has just started gives an absent worker the same grace.
+            self._alive_at.setdefault(name, now)
+        for worker in workers:
+            if worker.model in self._models:
+                self._alive_at[worker.model] = now
+        self._refreshed_at = now
+
+
+def _swallow(task: asyncio.Task[None]) -> None:
+    # Whoever waits for it sees the failure; when nobody does, the next request tries again.
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,123 @@
+"""What goes out: the response shapes of chat completions and completions, as msgspec structs.
+
+Every key that clients look for is always there; optional ones that Weir never sends are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine_worker.protocol import Finish
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+def usage_of(*finishes: Finish) -> Usage:
+    """Summed over the choices."""
+    prompt = sum(finish.prompt_tokens for finish in finishes)
+    completion = sum(finish.completion_tokens for finish in finishes)
+    cached = sum(finish.cached_tokens for finish in finishes)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached),
+        completion_tokens_details=CompletionTokensDetails(),
+    )
+
+
+class ChatAnswerMessage(msgspec.Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatAnswerMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    service_tier: str = "default"
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    system_fingerprint: str
+    service_tier: str = "default"
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """Unset unless the client asked for the usage chunk; then null in every chunk but the last."""
+
+
+class TextChoice(msgspec.Struct):
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Also the chunk of a streamed completion: the specification gives both one shape."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    system_fingerprint: str
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "weir"
+    max_model_len: int
+    """As vLLM reports it: the longest prompt and answer together, in tokens."""
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelObject]
+    object: Literal["list"] = "list"

@@ -1,0 +1,122 @@
+"""`POST /v1/chat/completions`: what comes in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from inference.errors import InvalidRequest
+from inference.schemas.sampling import SamplingFields, StreamOptions, refuse_unsupported
+
+_MAX_TOKENS = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: _MAX_TOKENS | None = None
+    max_tokens: _MAX_TOKENS | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Accepted; they change nothing in the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # Known to clients, not honoured yet: see _NEUTRAL.
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    service_tier: Any = None
+    store: bool | None = None
+    moderation: Any = None
+
+    def check(self) -> None:
+        """What the types can't say. Raises InvalidRequest."""
+        refuse_unsupported(self, _NEUTRAL)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
+        for index, message in enumerate(self.messages):
+            refuse_unsupported(message, _NEUTRAL_MESSAGE)
+            if message.content is None:
+                raise InvalidRequest(
+                    f"messages[{index}] has no 'content': give a string or a list of text parts.",
+                    param=f"messages[{index}].content",
+                )
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """`max_completion_tokens` wins over its older name."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def max_tokens_param(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),  # says nothing without tools
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "moderation": (),
+}
+_NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "tool_calls": ([],),
+    "function_call": (),
+}

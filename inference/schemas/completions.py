@@ -1,0 +1,69 @@
+"""`POST /v1/completions`: what comes in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from inference.errors import InvalidRequest
+from inference.schemas.sampling import SamplingFields, StreamOptions, TokenId, refuse_unsupported
+
+MAX_TOKENS_DEFAULT = 16
+"""As in OpenAI's specification."""
+PROMPTS_MAX = 64
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Accepted; it changes nothing in the answer.
+    user: str | None = None
+    # Known to clients, not honoured yet: see _NEUTRAL.
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        """What the types can't say. Raises InvalidRequest."""
+        refuse_unsupported(self, _NEUTRAL)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
+        self.prompts()
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per choice, in order: text, or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(entry) for entry in self.prompt}
+        if kinds == {int}:
+            return [[entry for entry in self.prompt if isinstance(entry, int)]]
+        if kinds not in ({str}, {list}):
+            raise InvalidRequest(
+                "'prompt' must be a string, a list of strings, a list of token ids, or a list of such lists.",
+                param="prompt",
+            )
+        prompts = [entry for entry in self.prompt if not isinstance(entry, int)]
+        if len(prompts) > PROMPTS_MAX:
+            raise InvalidRequest(
+                f"'prompt' takes at most {PROMPTS_MAX} prompts at once, not {len(prompts)}.", param="prompt"
+            )
+        return prompts
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "suffix": ("",),
+}

@@ -1,0 +1,53 @@
+"""Bytes to a request struct, and every way that it can fail to be one, as an InvalidRequest."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from inference.errors import InvalidRequest
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_PATH = re.compile(r" - at `\$\.?(?:\[\.\.\.\])?(.*)`$")
+_NAMED_FIELD = re.compile(r"(?:unknown field|missing required field) `(\w+)`")
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def read_json(body: bytes, kind: type[_Request]) -> _Request:
+    """The request in `body`. Raises InvalidRequest with `param` where a field is at fault."""
+    request: _Request = read_json_frame(body, kind)
+    return request
+
+
+def read_json_frame(body: bytes, kind: Any) -> Any:
+    """The same for a union of structs, told apart by their tag."""
+    try:
+        return _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(_sentence(str(error)), param=_param(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {error}.") from error
+
+
+def _param(message: str) -> str | None:
+    path = _PATH.search(message)
+    parts = [path[1]] if path and path[1] else []
+    if named := _NAMED_FIELD.search(message):
+        parts.append(named[1])
+    return ".".join(parts) or None
+
+
+def _sentence(message: str) -> str:
+    """msgspec's message without its notation for paths; `param` says where."""
+    path = _PATH.search(message)
+    text = _PATH.sub("", message).replace("`", "'")
+    if path and path[1]:
+        return f"Invalid '{path[1]}': {text[0].lower()}{text[1:]}."
+    return f"{text}."

@@ -1,0 +1,157 @@
+"""A generation under way, as its client's connection holds it: chunks out, and one end whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from engine_worker.broker import BrokerUnavailable
+from engine_worker.protocol import Chunk, Finish, FinishReason
+from inference.errors import ApiError, DeadlineExceeded, GenerationFailed, InvalidRequest, Overloaded
+from inference.runtime import Runtime
+from inference.streams import StreamLost, TokenStream
+from tenants.quotas.errors import QuotaUnavailable
+from tenants.quotas.types import BucketState
+
+log = structlog.get_logger(__name__)
+
+_END_WAIT_S: Final = 15.0
+"""So long is a cancelled generation's last chunk waited for, to settle at once; the ledger settles it anyway."""
+_OVERDUE_S: Final = 10.0
+"""So long after its deadline a generation that nobody ends is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a connection must know of its generation."""
+
+    request_id: str
+    model: str
+    tenant_id: str
+    """The tenant's public id."""
+    reservation_id: str
+    lifetime_s: float
+    """From now to its deadline."""
+
+
+class Generation:
+    """`async with generation: while chunk := await generation.next(...)`.
+
+    Leaving before the end cancels it at the engine. What was generated is settled exactly, here at the
+    last chunk and again, changing nothing, when the usage event reaches the ledger.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        ticket: Ticket,
+        stream: TokenStream,
+        buckets: tuple[BucketState, ...] = (),
+        position: int = 0,
+    ) -> None:
+        self.ticket = ticket
+        self.buckets = buckets
+        self.position = position
+        self.finish: Finish | None = None
+        self._runtime = runtime
+        self._stream = stream
+        self._has_left = False
+        self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    async def next(self, timeout_s: float) -> Chunk | None:
+        """The next chunk, or None when none came within `timeout_s`; after the end StopAsyncIteration.
+
+        Raises ApiError when the rest will not come, or the end is not a good one.
+        """
+        try:
+            chunk = await self._stream.next(timeout_s)
+        except StreamLost as error:
+            log.warning("stream_lost", request_id=self.ticket.request_id, reason=str(error))
+            raise GenerationFailed(
+                f"The answer broke off: {error}. Try again.", code="stream_lost"
+            ) from error
+        if chunk is None:
+            if asyncio.get_running_loop().time() > self._give_up_at:
+                raise DeadlineExceeded("The generation did not end by its deadline.")
+            return None
+        if chunk.finish is not None:
+            self.finish = chunk.finish
+            self._stream.close()
+            self._runtime.spawn(self._settle(chunk.finish), name="settle")
+        return chunk
+
+    def failure(self) -> ApiError | None:
+        """What to tell the client about an end that is neither `stop` nor `length`."""
+        finish = self.finish
+        assert finish is not None
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return None
+        if finish.reason == FinishReason.DEADLINE:
+            if finish.completion_tokens == 0:
+                return Overloaded(
+                    "The request's deadline passed while it waited. Try again later.", retry_after_ms=5000
+                )
+            return DeadlineExceeded("The request's deadline passed before the answer was complete.")
+        if finish.reason == FinishReason.CANCELLED:
+            return GenerationFailed("The generation was cancelled.", code="request_cancelled")
+        if finish.error is not None and finish.error.code == "invalid_request":
+            return InvalidRequest(finish.error.message)
+        message = finish.error.message if finish.error else "The engine failed while generating this answer."
+        return GenerationFailed(message, code=finish.error.code if finish.error else "engine_failed")
+
+    def leave(self) -> None:
+        """The client is gone or satisfied. Idempotent; what must still be done is done in the background."""
+        if self.finish is None and not self._has_left:
+            self._has_left = True
+            self._runtime.spawn(self._cancel(), name="cancel-generation")
+
+    def detach(self, grace_s: float) -> None:
+        """The connection dropped: whoever resumes within `grace_s`, on any gateway, finds it going on.
+
+        After that it is cancelled. The ledger settles it then.
+        """
+        if self.finish is None and not self._has_left:
+            self._has_left = True
+            self._stream.close()
+            self._runtime.detached.hold(self.ticket.model, self.ticket.request_id, grace_s)
+
+    async def _cancel(self) -> None:
+        """Cancels at the engine and waits for the last chunk, which says how much is to be settled."""
+        try:
+            await self._runtime.broker.cancel(self.ticket.model, self.ticket.request_id)
+            loop = asyncio.get_running_loop()
+            give_up_at = loop.time() + _END_WAIT_S
+            while (left := give_up_at - loop.time()) > 0:
+                chunk = await self._stream.next(left)
+                if chunk is not None and chunk.finish is not None:
+                    self.finish = chunk.finish
+                    await self._settle(chunk.finish)
+                    return
+        except (BrokerUnavailable, StreamLost, StopAsyncIteration) as error:
+            log.warning("cancel_incomplete", request_id=self.ticket.request_id, reason=str(error))
+        finally:
+            self._stream.close()
+
+    async def _settle(self, finish: Finish) -> None:
+        try:
+            await self._runtime.quotas.settle(
+                tenant_public_id=self.ticket.tenant_id,
+                reservation_id=self.ticket.reservation_id,
+                prompt_tokens=finish.prompt_tokens,
+                completion_tokens=finish.completion_tokens,
+            )
+        except QuotaUnavailable:
+            log.warning("settle_left_to_the_ledger", request_id=self.ticket.request_id)

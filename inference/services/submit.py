@@ -1,0 +1,225 @@
+"""From a checked prompt to a running generation: reserve, enqueue, listen. Steps 2 to 5 of a request's life."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import uuid_utils
+
+from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
+from engine_worker.protocol import GenerateRequest
+from inference.errors import ApiError, Conflict, InvalidRequest, Overloaded, RateLimited
+from inference.models_served import ServedModel
+from inference.runtime import Runtime
+from inference.schemas.sampling import SamplingFields
+from inference.services.generation import Generation, Ticket
+from tenants.principal import LimitMetric, LimitSpec, Principal
+from tenants.quotas.errors import QuotaUnavailable
+from tenants.quotas.types import BucketState, Refused
+
+_LEASE_GRACE_S: Final = 30
+"""A reservation outlives its request's deadline by this much: settling comes after the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One generation, asked for and checked as far as it can be without a quota."""
+
+    model: ServedModel
+    prompt_token_ids: list[int]
+    fields: SamplingFields
+    requested_tokens: int | None
+    """What the client gave as its bound; None leaves it to the context and the tier."""
+    max_tokens_param: str
+    endpoint: str
+    request_id: str
+    trace: dict[str, str] = field(default_factory=dict)
+
+
+def new_request_id(prefix: str) -> str:
+    return f"{prefix}-{uuid_utils.uuid7().hex}"
+
+
+async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
+    """Queues the generation; its stream is open before, so no token is missed.
+
+    Raises ApiError: InvalidRequest (too long, can never fit), RateLimited, Overloaded, Conflict. Nothing is
+    charged and nothing is queued then.
+    """
+    max_tokens = _max_tokens(principal, asked)
+    card = asked.model.card
+    sampling = asked.fields.sampling_params(
+        max_tokens=max_tokens, vocab_size=card.vocab_size, seed=secrets.randbits(63)
+    )
+    tier = principal.tier
+    created_at_ms = int(time.time() * 1000)
+    reservation_id = asked.request_id
+    try:
+        decision = await runtime.quotas.reserve(
+            reservation_id=reservation_id,
+            principal=principal,
+            prompt_tokens=len(asked.prompt_token_ids),
+            max_output_tokens=max_tokens,
+            lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
+        )
+    except QuotaUnavailable as error:
+        raise Overloaded("Quotas can't be checked at the moment. Try again shortly.") from error
+    if isinstance(decision, Refused):
+        raise refusal(decision)
+    request = GenerateRequest(
+        request_id=asked.request_id,
+        model=card.model,
+        tenant_id=principal.tenant_public_id,
+        tier=tier.name,
+        tier_rank=tier.rank,
+        prompt_token_ids=asked.prompt_token_ids,
+        sampling=sampling,
+        created_at_ms=created_at_ms,
+        deadline_ms=created_at_ms + tier.deadline_s * 1000,
+        reply_channel=runtime.streams.channel,
+        reservation_id=reservation_id,
+        key_id=principal.key_public_id,
+        user_id=principal.user_public_id,
+        endpoint=asked.endpoint,
+        trace=asked.trace,
+    )
+    try:
+        stream = await runtime.streams.open(card.model, request.request_id, is_new=True)
+        try:
+            enqueued = await runtime.broker.enqueue(
+                request, max_queued=tier.max_queued, max_queued_per_tenant=tier.max_queued_per_tenant
+            )
+        except BaseException:
+            stream.close()
+            raise
+    except BaseException as error:
+        # Shielded by being a task of the runtime's: a client that leaves just now must not keep its tokens taken.
+        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
+        if (refused := _queue_refusal(error)) is not None:
+            raise refused from error
+        raise
+    return Generation(
+        runtime=runtime,
+        ticket=Ticket(
+            request_id=request.request_id,
+            model=request.model,
+            tenant_id=request.tenant_id,
+            reservation_id=reservation_id,
+            lifetime_s=tier.deadline_s,
+        ),
+        stream=stream,
+        buckets=decision.buckets,
+        position=enqueued.position,
+    )
+
+
+async def _release(runtime: Runtime, principal: Principal, reservation_id: str) -> None:
+    try:
+        await runtime.quotas.release(
+            tenant_public_id=principal.tenant_public_id, reservation_id=reservation_id
+        )
+    except QuotaUnavailable:
+        return  # it lapses with its lease
+
+
+def _max_tokens(principal: Principal, asked: Submission) -> int:
+    context = asked.model.card.context_length
+    prompt = len(asked.prompt_token_ids)
+    requested = asked.requested_tokens
+    if prompt == 0:
+        raise InvalidRequest("The prompt is empty: give at least one token.", param="prompt")
+    if prompt >= context or (requested is not None and prompt + requested > context):
+        wanted = f" and {requested} in the completion" if requested is not None else ""
+        raise InvalidRequest(
+            f"This model's maximum context length is {context} tokens, but {prompt + (requested or 0)} were "
+            f"requested ({prompt} in the prompt{wanted}). Shorten the prompt or the completion.",
+            code="context_length_exceeded",
+            param=asked.max_tokens_param if prompt < context else None,
+        )
+    cap = principal.tier.max_output_tokens
+    if requested is not None and requested > cap:
+        raise InvalidRequest(
+            f"'{asked.max_tokens_param}' is {requested}, but your tier '{principal.tier.name}' allows at most "
+            f"{cap} output tokens per request.",
+            param=asked.max_tokens_param,
+        )
+    return requested if requested is not None else min(context - prompt, cap)
+
+
+def refusal(refused: Refused) -> ApiError:
+    """The error for a refused reservation: which limit binds, whose it is, and when this request would fit."""
+    binding = refused.binding
+    state = next(bucket for bucket in refused.buckets if bucket.limit == binding)
+    unit = _unit(binding)
+    if refused.retry_after_ms is None:
+        return InvalidRequest(
+            f"This request needs {refused.requested} {unit}, but the {binding.scope}'s limit holds at most "
+            f"{binding.burst}: it can never fit. Ask for less, or have the limit raised.",
+            code="request_exceeds_limit",
+            headers={"x-weir-limit-scope": str(binding.scope)},
+        )
+    if binding.metric is LimitMetric.CONCURRENCY:
+        message = (
+            f"Limit {binding.amount}, used {binding.amount - state.remaining}: too many requests of this "
+            f"{binding.scope} run at once. Wait until one ends."
+        )
+    else:
+        message = (
+            f"Rate limit reached for {unit} of this {binding.scope}: limit {binding.amount} per "
+            f"{_period(binding.period_s)}, used {max(0, binding.burst - state.remaining)}, "
+            f"requested {refused.requested}. This request fits in {refused.retry_after_ms / 1000:.3g} s."
+        )
+    return RateLimited(
+        message,
+        kind="tokens" if binding.metric is LimitMetric.TOKENS else "requests",
+        retry_after_ms=refused.retry_after_ms,
+        headers={**bucket_headers(refused.buckets), "x-weir-limit-scope": str(binding.scope)},
+    )
+
+
+def _queue_refusal(error: BaseException) -> ApiError | None:
+    if isinstance(error, QueueFull):
+        whose = "your tenant's share of the queue" if error.scope == "tenant" else "the tier's queue"
+        return Overloaded(f"Too many requests wait: {whose} is full.", retry_after_ms=error.retry_after_ms)
+    if isinstance(error, DuplicateRequestId):
+        return Conflict("A request with this id exists already.", code="duplicate_request_id")
+    if isinstance(error, BrokerUnavailable):
+        return Overloaded("The queue can't be reached at the moment. Try again shortly.")
+    return None
+
+
+def bucket_headers(buckets: tuple[BucketState, ...]) -> dict[str, str]:
+    """OpenAI's rate-limit headers: of each kind the limit with the least left, which is the one that binds next."""
+    headers: dict[str, str] = {}
+    for metric, name in ((LimitMetric.REQUESTS, "requests"), (LimitMetric.TOKENS, "tokens")):
+        states = [bucket for bucket in buckets if bucket.limit.metric is metric]
+        if not states:
+            continue
+        least = min(states, key=lambda bucket: bucket.remaining)
+        headers[f"x-ratelimit-limit-{name}"] = str(least.limit.burst)
+        headers[f"x-ratelimit-remaining-{name}"] = str(least.remaining)
+        headers[f"x-ratelimit-reset-{name}"] = duration(least.reset_after_ms)
+        headers.setdefault("x-weir-limit-scope", str(least.limit.scope))
+    return headers
+
+
+def duration(ms: int) -> str:
+    """As OpenAI writes them: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    if ms < 1000:
+        return f"{ms}ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    minutes, seconds = divmod(-(-ms // 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + f"{minutes}m{seconds}s"
+
+
+def _unit(limit: LimitSpec) -> str:
+    return {LimitMetric.CONCURRENCY: "slots"}.get(limit.metric, str(limit.metric))
+
+
+def _period(seconds: int) -> str:
+    return {1: "second", 60: "minute", 3600: "hour", 86400: "day"}.get(seconds, f"{seconds} s")
