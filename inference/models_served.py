@@ -49,10 +49,10 @@ class ModelCatalogue:
 
     async def get(self, name: str) -> ServedModel:
         """Raises NotFound, or Overloaded when no worker has served it for a while or Redis is away."""
-        model = self._models.get(name)
         self._refresh_if_stale()
-        if model is None:
-            await self._refreshed()
+        model = self._models.get(name)
+        if model is None or not self._is_alive(name):
+            await self._refreshed()  # what is known may only be old
             model = self._models.get(name)
         if model is None:
             raise NotFound(
@@ -60,7 +60,7 @@ class ModelCatalogue:
                 code="model_not_found",
                 param="model",
             )
-        if time.monotonic() - self._alive_at[name] > WORKER_ABSENCE_S:
+        if not self._is_alive(name):
             raise Overloaded(
                 f"No worker serves '{name}' at the moment. Try again shortly.",
                 code="model_unavailable",
@@ -72,12 +72,10 @@ class ModelCatalogue:
         """By name; those without a worker for a while are left out."""
         self._refresh_if_stale()
         await self._refreshed()
-        now = time.monotonic()
-        return [
-            model
-            for name, model in sorted(self._models.items())
-            if now - self._alive_at[name] <= WORKER_ABSENCE_S
-        ]
+        return [model for name, model in sorted(self._models.items()) if self._is_alive(name)]
+
+    def _is_alive(self, name: str) -> bool:
+        return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S
 
     def _refresh_if_stale(self) -> None:
         is_running = self._refresh is not None and not self._refresh.done()
