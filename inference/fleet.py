@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
+import structlog
 from asgiref.sync import async_to_sync
 from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _TIMEOUT_S = 1.0
 """A page would rather say that it does not know than wait longer."""
@@ -27,7 +27,7 @@ def served_models() -> tuple[ServedModel, ...]:
     try:
         return async_to_sync(_served_models)()
     except BrokerUnavailable as error:
-        log.warning("fleet.unavailable", extra={"error": str(error)})
+        log.warning("fleet.unavailable", error=str(error))
         return ()
 
 

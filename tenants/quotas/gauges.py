@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+import structlog
 from asgiref.sync import async_to_sync
 from django.conf import settings
 
@@ -12,7 +11,7 @@ from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.store import QuotaStore
 from tenants.quotas.types import BucketState
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _TIMEOUT_S = 1.0
 """A page would rather say that it does not know than wait longer."""
@@ -23,7 +22,7 @@ def limits_left(principal: Principal) -> tuple[BucketState, ...] | None:
     try:
         return async_to_sync(_limits_left)(principal)
     except QuotaUnavailable as error:
-        log.warning("limits.unavailable", extra={"error": str(error)})
+        log.warning("limits.unavailable", error=str(error))
         return None
 
 

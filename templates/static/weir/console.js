@@ -128,7 +128,10 @@ document.addEventListener("htmx:responseError", (event) => {
 });
 document.addEventListener("submit", (event) => {
   // What a person typed in the chat leaves this browser with the session.
-  if (event.target instanceof Element && event.target.matches("[data-sign-out]")) sessionStorage.clear();
+  if (event.target instanceof Element && event.target.matches("[data-sign-out]")) {
+    dispatchEvent(new Event("weir:sign-out"));
+    sessionStorage.clear();
+  }
 });
 
 initTheme();

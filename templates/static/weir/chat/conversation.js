@@ -7,6 +7,7 @@ const KEEP_EVERY_MS = 400;
 export class Conversation {
   #store;
   #timer = 0;
+  #signedOut = false;
 
   /** @param {string} owner whose conversation it is: another person or tenant in the same tab sees nothing of it */
   constructor(owner) {
@@ -16,6 +17,7 @@ export class Conversation {
     this.model = null;
     this.#restore();
     addEventListener("pagehide", () => this.keepNow());
+    addEventListener("weir:sign-out", () => { this.#signedOut = true; });
   }
 
   /** The messages to send for the exchange at `index`: everything before it, then its question. */
@@ -46,6 +48,7 @@ export class Conversation {
   keepNow() {
     clearTimeout(this.#timer);
     this.#timer = 0;
+    if (this.#signedOut) return;
     try {
       sessionStorage.setItem(this.#store, JSON.stringify({ exchanges: this.exchanges, model: this.model }));
     } catch {

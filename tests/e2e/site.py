@@ -1,0 +1,124 @@
+"""The whole product on a port of its own: the real gateway, a scripted worker, the tests' database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from django.db import connections
+
+from tests.engine_worker.models import VOCAB_SIZE, byte_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "scripted-model"
+TOKENS_PER_S = 40
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
+_T = TypeVar("_T")
+
+
+@dataclass
+class Site:
+    port: int
+    env: dict[str, str]
+    log: Path
+    _gateway: subprocess.Popen[bytes] | None = None
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    def start_gateway(self) -> None:
+        with self.log.open("ab") as log:
+            self._gateway = subprocess.Popen(
+                [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port), "weir.asgi:application"],
+                cwd=ROOT, env=self.env, stdout=log, stderr=log,
+            )  # fmt: skip
+        wait_until(self._answers, "the gateway to answer", self.log)
+
+    def kill_gateway(self) -> None:
+        """As a crash would: every connection is cut."""
+        if self._gateway:
+            self._gateway.kill()
+            self._gateway.wait()
+
+    def do(self, work: Callable[[], _T]) -> _T:
+        """Runs database work beside the browser, whose event loop Django would take for an async caller."""
+
+        def closing() -> _T:
+            try:
+                return work()
+            finally:
+                connections.close_all()
+
+        return self._threads.submit(closing).result()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/login/", timeout=10).status_code == 200
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str, log: Path, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s for {what}\n{log.read_text()[-4000:]}")
+        time.sleep(0.1)
+
+
+def scripted_model(directory: Path) -> Path:
+    """What the gateway needs to know of a model: a tokenizer of bytes and a chat template."""
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text(
+        json.dumps({"architectures": ["Scripted"], "vocab_size": VOCAB_SIZE, "eos_token_id": 256})
+    )
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": _CHAT_TEMPLATE}))
+    return directory
+
+
+@contextlib.contextmanager
+def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    host = quote(database["HOST"], safe="")
+    secret = f":{quote(database['PASSWORD'], safe='')}" if database["PASSWORD"] else ""
+    place = f"{host}:{database['PORT']}" if database["PORT"] else host
+    env = {
+        **os.environ,
+        "DATABASE_URL": f"postgres://{database['USER']}{secret}@{place}/{database['NAME']}",
+        "WEIR_PORT": str(port),
+        "WEIR_BASE_URL": f"http://localhost:{port}",
+        "DJANGO_SETTINGS_MODULE": "weir.settings",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
+        "SCRIPTED_STEP_S": str(1 / TOKENS_PER_S),
+    }
+    site = Site(port=port, env=env, log=scratch / "site.log")
+    with site.log.open("ab") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, scripted_model(scratch)],
+            cwd=ROOT, env=env, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        site.start_gateway()
+        wait_until(lambda: MODEL in httpx.get(f"{site.url}/docs", timeout=10).text, "the worker", site.log)
+        yield site
+    finally:
+        site.kill_gateway()
+        worker.terminate()
+        worker.wait(10)
