@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from engine_worker.__main__ import main
 from engine_worker.broker import GatewayBroker
@@ -90,6 +92,15 @@ async def test_a_model_is_served_and_survives_kill_9_and_a_drain(gateway, make, 
                 process.communicate()
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """`main` configures logging for its process, which here is everybody's."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("missing", ["directory", "tokenizer.json"])
 def test_a_directory_that_can_not_be_served_is_said_in_one_line(tmp_path, monkeypatch, capsys, missing):
     directory = tmp_path / "nowhere"
