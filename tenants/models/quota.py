@@ -30,11 +30,13 @@ class QuotaLimit(models.Model):
     """A tier's limit holds for each of its tenants, counted per tenant."""
     tenant = models.ForeignKey(Tenant, null=True, blank=True, on_delete=models.CASCADE, related_name="limits")
     api_key = models.ForeignKey(
-        ApiKey, null=True, blank=True, on_delete=models.CASCADE, related_name="limits"
+        ApiKey, null=True, blank=True, on_delete=models.CASCADE, related_name="limits", verbose_name="API key"
     )
     metric = models.CharField(max_length=16, choices=[(m.value, m.value) for m in LimitMetric])
     amount = models.PositiveBigIntegerField(validators=[MinValueValidator(1)])
-    period_s = models.PositiveIntegerField(default=60, help_text="Seconds; 0 for concurrency.")
+    period_s = models.PositiveIntegerField(
+        "period (seconds)", default=60, help_text="60 is a minute, 86400 a day; concurrency has none (0)."
+    )
     burst = models.PositiveBigIntegerField(
         validators=[MinValueValidator(1)], help_text="What may be used at once."
     )

@@ -1,0 +1,129 @@
+"""What the admin pages share: audited changes, and pages that only show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from django.db import models, transaction
+from django.forms import BaseModelForm
+from django.http import HttpRequest
+from unfold.admin import ModelAdmin
+
+from tenants.models import Membership, QuotaLimit, Tenant, User
+from tenants.services import Actor, record_audit
+
+_NEVER_RECORDED = frozenset({"password", "password1", "password2", "usable_password", "digest"})
+
+_INLINE_NAMES = {Membership: "member", QuotaLimit: "limit"}
+"""The first part of the action for rows that are edited in their owner's page."""
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    return Actor.person(cast(User, request.user), ip_address=request.META.get("REMOTE_ADDR") or None)
+
+
+class AuditedAdmin(ModelAdmin):
+    """Each creation, change and deletion through a form writes an audit row in the same transaction."""
+
+    audit_name = ""
+    """The first part of the action: `tier` gives `tier.created`, `tier.changed`, `tier.deleted`."""
+    show_full_result_count = False
+    compressed_fields = True
+    warn_unsaved_form = True
+
+    def audit_tenant(self, obj: Any) -> Tenant | None:
+        """The tenant whose history this belongs to; None for the operator's own affairs."""
+        tenant: Tenant | None = getattr(obj, "tenant", None)
+        return tenant
+
+    def record(
+        self,
+        request: HttpRequest,
+        obj: Any,
+        verb: str,
+        *,
+        before: dict[str, Any] | None = None,
+        after: dict[str, Any] | None = None,
+    ) -> None:
+        record_audit(
+            actor=actor_of(request),
+            action=f"{self.audit_name}.{verb}",
+            tenant=self.audit_tenant(obj),
+            target=obj,
+            before=before,
+            after=after,
+        )
+
+    @transaction.atomic
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        self._record_form(request, obj, form, change)
+
+    @transaction.atomic
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        # Written first: afterwards the row has no id to speak of, and a cascade may take what it refers to.
+        self.record(request, obj, "deleted", before={"was": str(obj)})
+        super().delete_model(request, obj)
+
+    @transaction.atomic
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        for obj in queryset:
+            self.record(request, obj, "deleted", before={"was": str(obj)})
+        super().delete_queryset(request, queryset)
+
+    @transaction.atomic
+    def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
+        super().save_formset(request, form, formset, change)
+        name = _INLINE_NAMES[formset.model]
+        for row in formset.deleted_objects:
+            self._record_row(request, form.instance, row, f"{name}.deleted", before={"was": str(row)})
+        for row in formset.new_objects:
+            self._record_row(request, form.instance, row, f"{name}.created", after={"is": str(row)})
+        for row, fields in formset.changed_objects:
+            after = {"is": str(row), "fields": list(fields)}
+            self._record_row(request, form.instance, row, f"{name}.changed", after=after)
+
+    def _record_row(self, request: HttpRequest, parent: Any, row: Any, action: str, **values: Any) -> None:
+        record_audit(
+            actor=actor_of(request), action=action, tenant=self.audit_tenant(parent), target=row, **values
+        )
+
+    def _record_form(self, request: HttpRequest, obj: Any, form: BaseModelForm[Any], change: bool) -> None:
+        fields = [name for name in form.changed_data if name not in _NEVER_RECORDED]
+        if not change:
+            self.record(request, obj, "created", after=_plain(form.cleaned_data, fields))
+        elif form.changed_data:
+            self.record(
+                request,
+                obj,
+                "changed",
+                before=_plain(form.initial, fields),
+                after=_plain(form.cleaned_data, fields),
+            )
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """Shows, and lets nobody add, change or delete: not even a superuser."""
+
+    show_full_result_count = False
+    actions_list: tuple[Any, ...] = ()
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+def _plain(values: Any, fields: Iterable[str]) -> dict[str, Any]:
+    return {name: _json(values.get(name)) for name in fields}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, models.QuerySet | list | tuple | set):
+        return [_json(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
