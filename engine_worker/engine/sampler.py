@@ -43,15 +43,15 @@ class Sampler:
         """
         logits = logits[:, : self._vocab_size]
         shaped = penalties.apply(logits, rows)
-        # `max` and not `argmax`: for nothing more it tells rows of NaN, or with every token forbidden.
-        highest, token_ids = shaped.max(dim=-1)
+        token_ids = shaped.argmax(dim=-1)
+        # NaN counts as the largest: the chosen value tells such a row, and one where all is forbidden.
+        usable = shaped.gather(1, token_ids[:, None])[:, 0].isfinite().tolist()
         random = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
         if random:
             index = torch.tensor(random, device=logits.device)
             token_ids[index] = _draw(shaped[index], [rows[i] for i in random])
         chosen = token_ids.tolist()
         reported = self._logprobs(logits, rows, chosen)
-        usable = highest.isfinite().tolist()
         return [Sampled(token if usable[i] else None, reported.get(i)) for i, token in enumerate(chosen)]
 
     def _logprobs(

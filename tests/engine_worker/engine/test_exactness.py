@@ -116,9 +116,9 @@ def test_other_families(tmp_path: Path, tiny_config: EngineConfig, family: str):
 )
 def test_real_model_in_a_mix():
     model_dir = real_model_dir()
-    chats = workload()[:5]
-    built = build(EngineConfig(model_dir=model_dir, max_num_batched_tokens=96))
-    outputs = run_tokens(built, *(request(str(chat["id"]), chat["ids"], 20) for chat in chats))
+    chats = workload()[:3]
+    built = build(EngineConfig(model_dir=model_dir, max_num_batched_tokens=96, threads=1))
+    outputs = run_tokens(built, *(request(str(chat["id"]), chat["ids"], 10) for chat in chats))
     model = reference(model_dir)
     for chat, output in zip(chats, outputs, strict=True):
         assert output == greedy_given(model, chat["ids"], output)

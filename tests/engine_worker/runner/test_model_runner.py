@@ -1,0 +1,92 @@
+"""Packed execution against `transformers`, refusals, and the other precisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from engine_worker.config import EngineConfig
+from engine_worker.engine.build import build
+from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner.linears import PackedLinear
+from engine_worker.runner.model_loader import load, refuse_unsupported
+from tests.engine_worker.driving import Driver, request
+from tests.engine_worker.models import make_tiny_model, reference, tiny_config
+
+
+@pytest.fixture(scope="module")
+def tiny_dir(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("runner"))
+
+
+def test_fault_37_logits_are_causal_and_equal_to_eager(tiny_dir):
+    built = build(EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1))
+    seen = []
+    execute = built.core._runner.execute
+    built.core._runner.execute = lambda step: seen.append(execute(step)) or seen[-1]
+    prompts = [[5, 6, 7, 8, 9, 10], [1, 2, 3]]
+    Driver(built).run(request(str(i), prompt, 1) for i, prompt in enumerate(prompts))
+    model = reference(tiny_dir)
+    with torch.inference_mode():
+        for row, prompt in enumerate(prompts):
+            torch.testing.assert_close(
+                seen[0][row], model(torch.tensor([prompt])).logits[0, -1], atol=1e-4, rtol=1e-4
+            )
+
+
+def test_fault_37_an_ordinary_forward_is_refused_and_others_are_untouched(tiny_dir):
+    loaded = load(tiny_dir)
+    with pytest.raises(RuntimeError, match="only inside the engine"):
+        loaded.model(torch.tensor([[1, 2, 3]]))
+    with torch.inference_mode():
+        eager = reference(tiny_dir)(torch.tensor([[1, 2, 3]])).logits
+        assert eager.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (tiny_config("gpt2", n_embd=32), "'gpt2' is not served; served are: llama"),
+        (tiny_config("mistral", sliding_window=16), "sliding-window"),
+        (
+            tiny_config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+            "sliding-window",
+        ),
+    ],
+    ids=["family", "mistral window", "qwen window"],
+)
+def test_what_would_give_wrong_tokens_is_refused_by_name(config, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        refuse_unsupported(config)
+
+
+def test_a_directory_without_model_or_tokenizer_is_refused(tmp_path, tiny_dir):
+    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
+        load(tmp_path)
+    AutoConfig.from_pretrained(tiny_dir).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("fp16", 2e-3), ("int8", 5e-2)])
+@pytest.mark.parametrize("rows", [1, 20, 100])
+def test_packed_linear(precision, error, rows, bias):
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(64, 48, bias=bias)
+    x = torch.randn(1, rows, 64)
+    with torch.inference_mode():
+        expected = plain(x)
+        packed = PackedLinear(plain.weight, plain.bias, precision)(x)
+    assert (packed - expected).abs().max() < error
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_other_precisions_run(tiny_dir, precision):
+    config = EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1)
+    exact = Driver(build(config)).run([request("a", [1, 2, 3], 8)])["a"]
+    rounded = Driver(build(replace(config, precision=precision))).run([request("a", [1, 2, 3], 8)])["a"]
+    assert len(rounded.token_ids) == len(exact.token_ids) == 8
