@@ -26,7 +26,9 @@ from tenants.services import Actor
 from tests.factories import a_limit, a_principal, make_operator, make_tenant
 from tests.inference.ledger_driving import STEPS, an_event, drain, ledger_redis_url, publish, waiting
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+"""For what other threads and processes must see."""
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +178,7 @@ def test_a_parked_event_is_filed_once_its_cause_is_repaired(tenant):
     assert AuditEntry.objects.filter(tenant=tenant, action="usage.filed").exists()
 
 
+@committed
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_after_any_step_each_event_is_one_row(tenant, step):
     """FAULTS 63, with a real process and SIGKILL."""
@@ -203,6 +206,7 @@ def test_killed_after_any_step_each_event_is_one_row(tenant, step):
     assert (request_ids(), waiting()) == (["r0", "r1", "r2"], 0)
 
 
+@committed
 def test_drains_in_parallel_share_the_work(tenant):
     publish([an_event(str(tenant.public_id), f"r{i:03}") for i in range(120)])
     barrier = threading.Barrier(4)
@@ -220,6 +224,7 @@ def test_drains_in_parallel_share_the_work(tenant):
     assert (len(request_ids()), waiting()) == (120, 0)
 
 
+@committed
 def test_two_writers_of_the_same_rows_in_opposite_order_do_not_deadlock(tenant):
     events = [an_event(str(tenant.public_id), f"r{i:04}") for i in range(400)]
     barrier = threading.Barrier(2)

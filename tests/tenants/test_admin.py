@@ -17,7 +17,9 @@ from tenants.principal import LimitMetric, LimitScope
 from tests.factories import make_cast, make_key, make_operator, make_tenant, make_tier, make_user, set_limit
 from tests.inference.ledger_driving import an_event
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
+committed = pytest.mark.django_db(transaction=True)
+"""For what authentication must see: it reads on connections of its own."""
 
 OUR_MODELS = [
     model for model in admin.site._registry if model._meta.app_label in {"tenants", "inference", "auth"}
@@ -102,6 +104,7 @@ def test_ledger_and_audit_can_not_be_changed_even_by_a_superuser(browser, world,
     assert "delete_selected" not in browser.get(url(model, "changelist")).content.decode()
 
 
+@committed
 def test_a_key_is_issued_and_its_secret_shown_once(browser, operator):
     tenant = make_tenant()
     form = {"tenant": tenant.pk, "name": "from the admin", "scopes": ["inference"], "expires_at_0": ""}
@@ -141,6 +144,7 @@ def test_a_wrong_key_form_says_so(browser, field, value):
     assert not ApiKey.unscoped.exists()
 
 
+@committed
 def test_keys_are_revoked_by_an_action_and_never_deleted(browser, operator, world):
     _, issued = world
     act = {"action": "revoke", "_selected_action": [issued.api_key.pk]}
