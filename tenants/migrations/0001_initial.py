@@ -5,6 +5,7 @@ import django.core.serializers.json
 import django.core.validators
 import django.db.models.deletion
 import django.db.models.expressions
+import django.db.models.functions.comparison
 import django.db.models.functions.text
 import django.db.models.lookups
 import django.db.models.manager
@@ -294,7 +295,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='quotalimit',
-            constraint=models.CheckConstraint(condition=django.db.models.lookups.LessThanOrEqual(models.ExpressionWrapper(django.db.models.expressions.CombinedExpression(models.F('burst'), '*', models.F('period_s')), output_field=models.BigIntegerField()), 8000000000000), name='quota_limit_counts_exactly', violation_error_message='burst * period_s must not exceed 8000000000000.'),
+            constraint=models.CheckConstraint(condition=django.db.models.lookups.LessThanOrEqual(models.ExpressionWrapper(django.db.models.expressions.CombinedExpression(django.db.models.functions.comparison.Cast(models.F('burst'), models.BigIntegerField()), '*', models.F('period_s')), output_field=models.BigIntegerField()), 8000000000000), name='quota_limit_counts_exactly', violation_error_message='burst * period_s must not exceed 8000000000000.'),
         ),
         migrations.AddConstraint(
             model_name='quotalimit',

@@ -6,6 +6,7 @@ import uuid_utils.compat
 from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import ExpressionWrapper, F, Q
+from django.db.models.functions import Cast
 from django.db.models.lookups import LessThanOrEqual
 
 from tenants.models.api_key import ApiKey
@@ -85,7 +86,11 @@ class QuotaLimit(models.Model):
             ),
             models.CheckConstraint(
                 condition=LessThanOrEqual(
-                    ExpressionWrapper(F("burst") * F("period_s"), output_field=models.BigIntegerField()),
+                    # The cast counts where Django checks a form's values: two small ones are not yet bigints there.
+                    ExpressionWrapper(
+                        Cast(F("burst"), models.BigIntegerField()) * F("period_s"),
+                        output_field=models.BigIntegerField(),
+                    ),
                     BURST_TIMES_PERIOD_MAX,
                 ),
                 name="quota_limit_counts_exactly",
