@@ -204,15 +204,24 @@ def test_a_quota_hit_is_told_at_its_place_and_can_be_retried(visitor: Visitor, f
     start = far_end.hear("start")
     message = "Limit of 60 requests per minute of this tenant reached: this request fits in 12 s."
     error = {"code": "rate_limit_exceeded", "message": message, "type": "requests", "param": None}
-    far_end.say(type="error", id=start["id"], error=error)
+    far_end.say(type="error", id=start["id"], error=error, retry_after_ms=2000)
     expect(page.get_by_role("alert").get_by_text(message)).to_be_visible()
     visitor.shoot("chat-quota")
-    page.get_by_role("button", name="Retry").click()
+    expect(page.get_by_role("button", name="Retry in")).to_be_disabled()
+    page.get_by_role("button", name="Retry", exact=True).click()
     generation = far_end.begin()
     far_end.finish(generation, far_end.answer(generation, "Hello yourself."))
     expect(page.locator(".turn.assistant")).to_have_count(1)
     expect(page.locator(".turn.assistant [data-text]")).to_have_text("Hello yourself.")
     expect(page.get_by_text(message)).to_have_count(0)
+
+
+def test_an_ended_session_asks_to_sign_in(visitor: Visitor, far_end: FarEnd):
+    page = visitor.page
+    far_end.sockets[-1].close(code=4401)
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    assert len(far_end.sockets) == 1
 
 
 def test_an_impossible_setting_is_shown_before_anything_is_sent(visitor: Visitor, far_end: FarEnd):

@@ -14,6 +14,8 @@ export class Generation {
     this.finishReason = fields.finishReason ?? null;
     this.usage = fields.usage ?? null;
     this.error = fields.error ?? null;
+    /** When trying again makes sense, in milliseconds since 1970; 0 is at once. */
+    this.retryAt = fields.retryAt ?? 0;
     /** When and where this page saw its first token, for the live rate. */
     this.watched = null;
   }
@@ -23,9 +25,10 @@ export class Generation {
   }
 
   /** What to send after a reconnect; null while there is nothing on the server that could be resumed. */
-  resumeFrame() {
+  resumeFrame(tenant) {
     if (this.isOver || !this.requestId) return null;
-    return { type: "resume", id: this.id, request_id: this.requestId, model: this.model, from_seq: this.nextSeq };
+    const { id, requestId, model, nextSeq } = this;
+    return { type: "resume", id, request_id: requestId, model, from_seq: nextSeq, tenant };
   }
 
   /**
@@ -50,6 +53,7 @@ export class Generation {
         return "";
       case "error":
         this.fail(frame.error);
+        if (frame.retry_after_ms) this.retryAt = Date.now() + frame.retry_after_ms;
         return "";
       default:
         return ""; // A newer server may say more.
@@ -81,7 +85,7 @@ export class Generation {
   }
 
   toJSON() {
-    const { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error } = this;
-    return { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error };
+    const { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt } = this;
+    return { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt };
   }
 }

@@ -100,6 +100,7 @@ function stop() {
 
 function onFrame(frame) {
   const view = views.get(frame.id);
+  if (frame.type === "error" && !frame.id) announce(frame.error.message);
   if (!view) return; // an answer of a conversation that was put away
   view.write(view.generation.apply(frame));
   conversation.keep();
@@ -113,7 +114,7 @@ function onFrame(frame) {
 /** After the connection is back: ask for the rest of each answer that was under way. */
 function resumeAll() {
   for (const generation of conversation.running) {
-    const frame = generation.resumeFrame();
+    const frame = generation.resumeFrame(tenant);
     if (frame) socket.send(frame);
     else generation.fail({ message: "The connection was lost before the answer began. Try again." });
   }
@@ -205,8 +206,8 @@ initBar();
 refresh();
 follower.jump();
 socket.connect();
-// The live rate moves also when no token comes: that is when it tells something.
+// The live rate moves also when no token comes, which is when it tells something; a wait to retry runs down.
 setInterval(() => {
-  for (const generation of conversation.running) views.get(generation.id)?.refresh(trouble);
+  for (const view of views.values()) if (view.isMoving) view.refresh(trouble);
 }, 500);
 if ("awaitsModel" in byId("chat").dataset) setInterval(awaitModel, 5000);

@@ -3,6 +3,8 @@
 const FIRST_DELAY_MS = 400;
 const LONGEST_DELAY_MS = 15_000;
 const FAILURES_BEFORE_ASKING = 3;
+/** The server's word for "sign in first". */
+const CLOSE_SIGNED_OUT = 4401;
 
 /**
  * Events: "state" ({state, delayMs}) and "frame" (a parsed JSON frame).
@@ -42,8 +44,8 @@ export class ChatSocket extends EventTarget {
       if (socket !== this.#socket) return;
       this.dispatchEvent(new CustomEvent("frame", { detail: JSON.parse(event.data) }));
     });
-    socket.addEventListener("close", () => {
-      if (socket === this.#socket) void this.#onClose();
+    socket.addEventListener("close", (event) => {
+      if (socket === this.#socket) void this.#onClose(event.code);
     });
   }
 
@@ -58,9 +60,13 @@ export class ChatSocket extends EventTarget {
     if (this.state === "waiting") this.connect();
   }
 
-  async #onClose() {
+  async #onClose(code) {
     this.#socket = null;
     this.#failures += 1;
+    if (code === CLOSE_SIGNED_OUT) {
+      this.#setState("ended");
+      return;
+    }
     if (this.#failures >= FAILURES_BEFORE_ASKING && await this.#sessionEnded()) {
       this.#setState("ended");
       return;

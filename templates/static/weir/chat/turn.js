@@ -3,7 +3,7 @@
 import { Typewriter } from "./typewriter.js";
 
 const ENDINGS = {
-  length: "reached the longest answer",
+  length: "cut at the token limit",
   cancelled: "stopped",
   deadline: "ran out of time",
 };
@@ -24,6 +24,7 @@ export function userTurn(text) {
 /** The view of one answer. */
 export class AnswerView {
   #writer;
+  #waiting = false;
 
   constructor(generation, { onShown, onRetry, onCopy }) {
     this.generation = generation;
@@ -43,6 +44,11 @@ export class AnswerView {
     this.refresh();
   }
 
+  /** Whether it changes by time alone. */
+  get isMoving() {
+    return !this.generation.isOver || this.#waiting;
+  }
+
   /** @param {string|null} connection what is wrong with the connection, in words */
   refresh(connection = null) {
     const generation = this.generation;
@@ -50,11 +56,20 @@ export class AnswerView {
     this.element.setAttribute("aria-busy", String(!generation.isOver));
     this.#refreshStatus(connection);
     this.#refreshError();
+    this.#refreshRetry();
     const stats = this.#stats();
     this.#part("stats").textContent = stats;
     this.#part("foot").hidden = !generation.isOver && !stats;
     this.element.querySelector(".turn-actions").hidden = !generation.isOver;
     this.element.querySelector('[data-action="copy"]').hidden = !generation.text;
+  }
+
+  #refreshRetry() {
+    const button = this.element.querySelector('[data-action="retry"]');
+    const seconds = Math.ceil((this.generation.retryAt - Date.now()) / 1000);
+    this.#waiting = seconds > 0;
+    button.disabled = this.#waiting;
+    button.textContent = this.#waiting ? `Retry in ${number(seconds)} s` : "Retry";
   }
 
   #refreshStatus(connection) {
