@@ -27,7 +27,7 @@ from engine_worker.broker import EntryRef, UsageReader
 from engine_worker.protocol import UsageEvent, encode
 from inference.models import ParkedUsageEvent, UsageRecord
 from tenants.models import Tenant
-from tenants.quotas.store import QuotaStore
+from tenants.quotas.store import QuotaStore, Settlement
 from tenants.services import Actor, record_audit
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 BATCH: Final = 500
 _BUDGET_S: Final = 20.0
 """A drain that has run so long lets the next one go on, well before the task's time limit."""
-_SETTLE_AT_ONCE: Final = 32
+_SETTLE_TIMEOUT_S: Final = 10.0
 
 
 class UnfitEvent(Exception):
@@ -139,22 +139,20 @@ def file_parked_event(*, actor: Actor, parked: ParkedUsageEvent) -> UsageRecord:
 
 
 async def _settle(redis_url: str, events: Sequence[UsageEvent]) -> None:
-    store = QuotaStore(redis_url, timeout_s=10.0, max_connections=_SETTLE_AT_ONCE)
-    waiting = iter([event for event in events if event.reservation_id])
-
-    async def settle_rest() -> None:
-        for event in waiting:
-            await store.settle(
-                tenant_public_id=event.tenant_id,
-                reservation_id=event.reservation_id,
-                prompt_tokens=event.prompt_tokens,
-                completion_tokens=event.completion_tokens,
-            )
-
+    store = QuotaStore(redis_url, timeout_s=_SETTLE_TIMEOUT_S)
     try:
-        async with asyncio.TaskGroup() as group:
-            for n in range(_SETTLE_AT_ONCE):
-                group.create_task(settle_rest(), name=f"settle-usage-{n}")
+        await store.settle_many(
+            [
+                Settlement(
+                    tenant_public_id=event.tenant_id,
+                    reservation_id=event.reservation_id,
+                    prompt_tokens=event.prompt_tokens,
+                    completion_tokens=event.completion_tokens,
+                )
+                for event in events
+                if event.reservation_id
+            ]
+        )
     finally:
         await store.aclose()
 

@@ -13,7 +13,7 @@ import pytest
 
 from tenants.principal import LimitMetric
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.store import QuotaStore
+from tenants.quotas.store import QuotaStore, Settlement
 from tenants.quotas.types import Admitted, Decision
 from tests.factories import a_limit, a_principal
 
@@ -81,7 +81,7 @@ import django
 django.setup()
 from tests.factories import a_limit, a_principal
 from tenants.principal import LimitMetric
-from tenants.quotas.store import QuotaStore
+from tenants.quotas.store import QuotaStore, Settlement
 from tenants.quotas.types import Admitted
 
 async def main(url, name):
@@ -189,6 +189,23 @@ async def test_settle_and_release_at_once_count_one_of_them(store):
         await asyncio.gather(*calls)
     # Settled, or released and then settled: ten tokens each, exactly once.
     assert [bucket.remaining for bucket in await store.peek(principal)] == [1000 - 20 * 10]
+
+
+async def test_a_batch_settles_as_one_by_one_would(store, redis):
+    principal = a_principal(
+        a_limit(LimitMetric.TOKENS, 10_000, period_s=DAY), a_limit(LimitMetric.CONCURRENCY, 50)
+    )
+    for i in range(30):
+        await reserve(store, principal, f"r{i}", prompt=10, output=90)
+    await redis.script_flush()  # a server that restarted
+    batch = [Settlement("t1", f"r{i}", 10, i) for i in range(30)]
+    for _ in range(2):
+        await store.settle_many([*batch, Settlement("t1", "unknown", 5, 5), Settlement("other", "r1", 5, 5)])
+    spent = 30 * 10 + sum(range(30))
+    assert [bucket.remaining for bucket in await store.peek(principal)] == [10_000 - spent, 50]
+    await store.settle_many([])
+    with pytest.raises(ValueError, match="negative"):
+        await store.settle_many([Settlement("t1", "r1", -1, 0)])
 
 
 @pytest.fixture
