@@ -65,8 +65,12 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             max_output_tokens=max_tokens,
             lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
         )
-    except QuotaUnavailable as error:
-        raise Overloaded("Quotas can't be checked at the moment. Try again shortly.") from error
+    except BaseException as error:
+        # A client that leaves, or a Redis that answers too late, while the script ran: it may have taken.
+        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
+        if isinstance(error, QuotaUnavailable):
+            raise Overloaded("Quotas can't be checked at the moment. Try again shortly.") from error
+        raise
     if isinstance(decision, Refused):
         raise refusal(decision)
     request = GenerateRequest(
