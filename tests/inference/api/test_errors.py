@@ -1,0 +1,172 @@
+"""Bad input: a clear 4xx in OpenAI's shape that names the field, and never a 5xx."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tenants.principal import LimitMetric, Scope
+from tests.factories import make_key, make_tenant, set_limit
+
+CHAT = "chat/completions"
+GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"temperature": 2.1}, "temperature", None),
+        ({"temperature": "warm"}, "temperature", None),
+        ({"top_p": 0}, "top_p", None),
+        ({"presence_penalty": -3}, "presence_penalty", None),
+        ({"n": 2}, "n", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"stop": ["a"] * 5}, "stop", None),
+        ({"stop": [""]}, "stop", None),
+        ({"max_tokens": 0}, "max_tokens", None),
+        ({"max_tokens": 100_000}, "max_tokens", "context_length_exceeded"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens", None),
+        ({"min_tokens": 2}, "min_tokens", None),
+        ({"logit_bias": {"265": 1}}, "logit_bias", None),
+        ({"logit_bias": {"x": 1}}, "logit_bias", None),
+        ({"stop_token_ids": [265]}, "stop_token_ids", None),
+        ({"stream_options": {"include_usage": True}}, "stream_options", None),
+        ({"temprature": 1}, "temprature", None),
+        ({"messages": []}, "messages", None),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", None),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0]",
+            None,
+        ),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool_calls", None),
+        ({"model": ""}, "model", None),
+        ({"model": None}, "model", None),
+    ],
+)
+def test_the_field_is_named(http, model, change, param, code):
+    response = http.post(CHAT, json={"model": model, **GOOD, **change})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(param)
+    if code:
+        assert error["code"] == code
+
+
+@pytest.mark.parametrize("max_tokens", [8191, 8192])
+def test_fault_16_the_context_border(http, model, max_tokens):
+    response = http.post("completions", json={"model": model, "prompt": [97], "max_tokens": max_tokens})
+    # 1 + 8191 fits the context; the tier's cap on output is what refuses it.
+    expected = None if max_tokens == 8191 else "context_length_exceeded"
+    assert response.status_code == 400
+    assert error_of(response)["code"] == expected
+
+
+def test_fault_15_empty_prompts(http, model):
+    for prompt in ("", [], [[]]):
+        response = http.post("completions", json={"model": model, "prompt": prompt})
+        assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"", {}, 400),
+        (b"{", {}, 400),
+        (b"[]", {}, 400),
+        (b"\xff\xfe", {}, 400),
+        (b"[" * 50_000, {}, 400),
+        (b"{}", {"Content-Type": "text/plain"}, 415),
+        (b"{}", {"Content-Type": "application/json; charset=latin-1"}, 415),
+        (b" " * 6_000_000, {}, 413),
+    ],
+)
+def test_bodies_that_are_none(http, content, headers, status):
+    response = http.post(CHAT, content=content, headers={"Content-Type": "application/json", **headers})
+    assert response.status_code == status
+    error_of(response)
+
+
+def test_routes_and_methods(http):
+    assert error_of(http.get("nothing/here"))["code"] == "unknown_url"
+    response = http.get(CHAT)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    error_of(response)
+    assert http.post("models").status_code == 405
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Basic abc", "Bearer wr_live_x", "Bearer é"])
+def test_keys_that_are_none(site, value):
+    response = httpx.get(f"{site.url}/v1/models", headers={b"Authorization": value.encode()}, timeout=60)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error_of(response)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_without_the_scope(site, model):
+    secret = make_key(scopes=(Scope.USAGE_READ,)).secret
+    response = httpx.post(
+        f"{site.url}/v1/{CHAT}",
+        headers={"Authorization": f"Bearer {secret}"},
+        json={"model": model, **GOOD},
+        timeout=60,
+    )
+    assert (response.status_code, error_of(response)["code"]) == (403, "insufficient_permissions")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fault_52_what_can_never_fit_is_a_400(site, model):
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.TOKENS, 5)
+    secret = make_key(tenant).secret
+    with httpx.Client(headers={"Authorization": f"Bearer {secret}"}, timeout=60) as client:
+        response = client.post(
+            f"{site.url}/v1/completions", json={"model": model, "prompt": "too long for it", "max_tokens": 1}
+        )
+        assert (response.status_code, error_of(response)["code"]) == (400, "request_exceeds_limit")
+        assert "retry-after" not in response.headers
+        fits = client.post(
+            f"{site.url}/v1/completions", json={"model": model, "prompt": "abc", "max_tokens": 2}
+        )
+        assert fits.status_code == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(
+    ["model", "messages", "prompt", "temperature", "top_p", "stop", "seed", "logit_bias", "max_tokens", "n",
+     "stream", "stream_options", "min_p", "top_k", "stop_token_ids", "tools", "user", "extra"]
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(route=st.sampled_from([CHAT, "completions"]), change=st.dictionaries(FIELDS, JSON, max_size=3))
+def test_hostile_bodies_never_break_it(http, model, route, change):
+    good = GOOD if route == CHAT else {"prompt": "hi", "max_tokens": 1}
+    body = json.dumps({"model": model, **good, **change})
+    response = http.post(route, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500

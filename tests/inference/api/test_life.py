@@ -1,0 +1,182 @@
+"""From the client's connection to the ledger: whatever the client does, one row, exact tokens, nothing left over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import redis
+from django.conf import settings
+
+from engine_worker.broker import keys
+from engine_worker.protocol import WorkerStatus, decode
+from inference.models import UsageRecord
+from inference.services.usage import drain_usage_stream
+from tenants.models import Tenant
+from tenants.principal import LimitMetric
+from tests.factories import make_key, make_tenant, set_limit
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def server() -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        yield client
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        time.sleep(0.05)
+
+
+def rows_of(tenant: Tenant, count: int) -> list[UsageRecord]:
+    def arrived() -> bool:
+        drain_usage_stream()
+        return UsageRecord.objects.filter(tenant=tenant).count() >= count
+
+    until(arrived, f"{count} ledger rows")
+    return list(UsageRecord.objects.filter(tenant=tenant))
+
+
+def worker_of(server: redis.Redis, model: str) -> WorkerStatus:
+    prefix = keys.model_prefix(model)
+    (worker,) = server.zrange(f"{prefix}workers", 0, -1)
+    return decode(server.get(f"{prefix}worker:{worker.decode()}"), WorkerStatus)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_row_per_request_with_its_tokens(sdk, model):
+    tenant = make_tenant()
+    issued = make_key(tenant)
+    answer = sdk(issued.secret).chat.completions.create(model=model, messages=HELLO, max_tokens=6)
+
+    (row,) = rows_of(tenant, 1)
+    assert row.request_id == answer.id
+    assert (row.prompt_tokens, row.completion_tokens) == (answer.usage.prompt_tokens, 6)
+    assert (row.finish_reason, row.endpoint, row.model) == ("length", "chat.completions", model)
+    assert row.attempts == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("after", [1, 5, 20])
+def test_fault_62_a_client_that_leaves_pays_for_what_was_made(sdk, server, model, after):
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.CONCURRENCY, 1)
+    client = sdk(make_key(tenant).secret)
+    stream = client.chat.completions.create(model=model, messages=HELLO, max_tokens=3000, stream=True)
+    texts = [chunk.choices[0].delta.content for chunk, _ in zip(stream, range(after + 1), strict=False)]
+    stream.close()
+
+    (row,) = rows_of(tenant, 1)
+    assert row.finish_reason == "cancelled"
+    # What it saw at least, and what a few steps made until the news arrived at most.
+    assert len("".join(filter(None, texts))) <= row.completion_tokens < 400
+    until(lambda: worker_of(server, model).kv_blocks_used == 0, "the blocks to be free")
+    # The slot is free again, exactly once.
+    until(lambda: _is_admitted(client, model), "the slot to be free")
+
+
+def _is_admitted(client: openai.OpenAI, model: str) -> bool:
+    try:
+        client.chat.completions.create(model=model, messages=HELLO, max_tokens=1)
+    except openai.RateLimitError:
+        return False
+    return True
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fault_69_a_plain_request_is_cancelled_too(site, server, model):
+    tenant = make_tenant()
+    secret = make_key(tenant).secret
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{site.url}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {secret}"},
+            json={"model": model, "messages": HELLO, "max_tokens": 3000},
+            timeout=httpx.Timeout(30, read=1.0),
+        )
+    (row,) = rows_of(tenant, 1)
+    assert row.finish_reason == "cancelled"
+    assert row.completion_tokens < 3000
+    until(lambda: worker_of(server, model).kv_blocks_used == 0, "the blocks to be free")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fault_50_and_54_a_limit_of_n_admits_n(site, model):
+    limit, attempts = 7, 40
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.REQUESTS, limit, period_s=86_400)
+    secret = make_key(tenant).secret
+    barrier = threading.Barrier(8)
+
+    def ask(number: int) -> int:
+        if number < 8:
+            barrier.wait(30)
+        response = httpx.post(
+            f"{site.url}/v1/completions",
+            headers={"Authorization": f"Bearer {secret}"},
+            json={"model": model, "prompt": "x", "max_tokens": 1},
+            timeout=60,
+        )
+        return response.status_code
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(ask, range(attempts)))
+    assert sorted(set(statuses)) == [200, 429]
+    assert statuses.count(200) == limit
+    assert len(rows_of(tenant, limit)) == limit
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fault_53_refused_at_one_level_charges_none(sdk, model):
+    tenant = make_tenant()
+    issued = make_key(tenant)
+    set_limit(tenant, LimitMetric.REQUESTS, 100, period_s=86_400)
+    set_limit(issued.api_key, LimitMetric.CONCURRENCY, 1)
+    client = sdk(issued.secret)
+    with client.chat.completions.create(model=model, messages=HELLO, max_tokens=3000, stream=True) as stream:
+        next(iter(stream))
+        for _ in range(3):
+            with pytest.raises(openai.RateLimitError):
+                client.chat.completions.create(model=model, messages=HELLO, max_tokens=1)
+    until(lambda: _is_admitted(client, model), "the slot to be free")
+    last = client.chat.completions.with_raw_response.create(model=model, messages=HELLO, max_tokens=1)
+    # The stream, the admitted probe and this one; the refused ones cost nothing.
+    assert last.headers["x-ratelimit-remaining-requests"] == "97"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_fault_57_listing_models_costs_nothing(sdk, model):
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.REQUESTS, 1, period_s=86_400)
+    client = sdk(make_key(tenant).secret)
+    for _ in range(3):
+        assert client.models.list().data
+    assert _is_admitted(client, model)
+    assert not _is_admitted(client, model)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_fault_56_every_generating_route_is_limited(site, model, route):
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.REQUESTS, 1, period_s=86_400)
+    body = {
+        "model": model,
+        "max_tokens": 1,
+        **({"prompt": "x"} if route == "completions" else {"messages": HELLO}),
+    }
+    headers = {"Authorization": f"Bearer {make_key(tenant).secret}"}
+    statuses = [
+        httpx.post(f"{site.url}/v1/{route}", headers=headers, json=body, timeout=60).status_code
+        for _ in range(2)
+    ]
+    assert statuses == [200, 429]
