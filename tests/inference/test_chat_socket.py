@@ -1,0 +1,198 @@
+"""`/ws/chat` over a real socket: start, stop, several at once, resume, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.test import Client
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tenants.models import User
+from tenants.principal import LimitMetric
+from tests.e2e.site import MODEL, Site
+from tests.factories import Cast, make_cast, set_limit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def cast(transactional_db: None) -> Cast:
+    return make_cast()
+
+
+def session_cookie(user: User) -> str:
+    client = Client()
+    client.force_login(user)
+    return f"sessionid={client.cookies['sessionid'].value}"
+
+
+@contextmanager
+def socket(site: Site, user: User | None, origin: str | None = None) -> Iterator[ClientConnection]:
+    headers = {"Cookie": session_cookie(user)} if user else {}
+    with connect(
+        f"ws://localhost:{site.port}/ws/chat",
+        additional_headers=headers,
+        origin=origin or site.url,  # type: ignore[arg-type]  # a NewType of str
+        proxy=None,
+    ) as connection:
+        yield connection
+
+
+def say(connection: ClientConnection, **frame: Any) -> None:
+    connection.send(json.dumps(frame))
+
+
+def hear(connection: ClientConnection) -> dict[str, Any]:
+    return json.loads(connection.recv(timeout=30))
+
+
+def hear_until(connection: ClientConnection, generation: str, *kinds: str) -> list[dict[str, Any]]:
+    frames = []
+    while not frames or frames[-1]["type"] not in kinds:
+        frame = hear(connection)
+        if frame["id"] == generation:
+            frames.append(frame)
+    return frames
+
+
+def text_of(frames: list[dict[str, Any]]) -> str:
+    return "".join(frame["text"] for frame in frames if frame["type"] == "delta")
+
+
+def start(generation: str, max_tokens: int = 10, **params: Any) -> dict[str, Any]:
+    return {
+        "type": "start",
+        "id": generation,
+        "model": MODEL,
+        "messages": HELLO,
+        "params": {"max_tokens": max_tokens, "seed": 1, **params},
+    }
+
+
+def test_a_generation_from_start_to_done(site, cast):
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1"))
+        frames = hear_until(connection, "g1", "done", "error")
+    assert [frames[0]["type"], frames[-2]["type"], frames[-1]["type"]] == ["started", "usage", "done"]
+    assert frames[0]["model"] == MODEL
+    assert len(text_of(frames)) == 10
+    seq = 0
+    for delta in frames[1:-2]:
+        assert delta["seq"] == seq
+        seq += delta["tokens"]
+    usage = frames[-2]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (frames[0]["prompt_tokens"], 10)
+    assert usage["tokens_per_second"] > 0
+    assert usage["ttft_ms"] >= 0
+    assert frames[-1]["finish_reason"] == "length"
+
+
+def test_stop(site, cast):
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1", 3000))
+        hear_until(connection, "g1", "delta")
+        say(connection, type="stop", id="g1")
+        frames = hear_until(connection, "g1", "done", "error")
+        assert frames[-1]["finish_reason"] == "cancelled"
+        assert 0 < frames[-2]["completion_tokens"] < 3000
+        say(connection, **start("g1"))  # the id is free again
+        assert hear_until(connection, "g1", "done", "error")[-1]["type"] == "done"
+
+
+def test_several_at_once(site, cast):
+    with socket(site, cast.member) as connection:
+        for name in ("a", "b", "c"):
+            say(connection, **start(name, 8))
+        texts: dict[str, str] = {"a": "", "b": "", "c": ""}
+        done = set()
+        while len(done) < 3:
+            frame = hear(connection)
+            if frame["type"] == "delta":
+                texts[frame["id"]] += frame["text"]
+            elif frame["type"] == "done":
+                done.add(frame["id"])
+    assert len(set(texts.values())) == 1
+    assert len(texts["a"]) == 8
+
+
+def test_a_dropped_connection_is_resumed(site, cast):
+    with socket(site, cast.member) as connection:
+        say(connection, **start("whole", 60))
+        whole = text_of(hear_until(connection, "whole", "done", "error"))
+        say(connection, **start("g1", 60))
+        (started, *_, last) = hear_until(connection, "g1", "delta")
+        seen = last["text"]
+    # The first connection is gone in mid-answer.
+    with socket(site, cast.member) as connection:
+        say(
+            connection,
+            type="resume",
+            id="again",
+            request_id=started["request_id"],
+            model=MODEL,
+            from_seq=last["seq"] + last["tokens"],
+        )
+        frames = hear_until(connection, "again", "done", "error")
+        assert seen + text_of(frames) == whole
+        assert frames[-2]["completion_tokens"] == 60
+        # Also when it has ended meanwhile: from the log.
+        say(connection, type="resume", id="late", request_id=started["request_id"], model=MODEL, from_seq=0)
+        assert text_of(hear_until(connection, "late", "done", "error")) == whole
+
+
+def test_another_tenants_generation_is_not_there(site, cast):
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1", 30))
+        started = hear(connection)
+        with socket(site, cast.outsider) as other:
+            say(other, type="resume", id="x", request_id=started["request_id"], model=MODEL, from_seq=0)
+            assert hear(other)["error"]["code"] == "request_not_found"
+            say(other, **start("y"), tenant=str(cast.tenant.public_id))
+            assert hear(other)["error"]["code"] == "not_a_member"
+        hear_until(connection, "g1", "done", "error")
+
+
+def test_a_refusal_says_which_limit_and_when(site, cast):
+    set_limit(cast.tenant, LimitMetric.REQUESTS, 1)
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1", 1))
+        hear_until(connection, "g1", "done")
+        say(connection, **start("g2", 1))
+        (frame,) = hear_until(connection, "g2", "error", "done")
+    assert frame["error"]["code"] == "rate_limit_exceeded"
+    assert frame["retry_after_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "param"),
+    [
+        ("nonsense", None),
+        ('{"type":"dance"}', "type"),
+        ('{"type":"start","id":"g"}', "model"),
+        (json.dumps(start("g", temperature=9)), "params.temperature"),
+        (json.dumps(start("g") | {"messages": [{"role": "user"}]}), "messages[0].content"),
+    ],
+)
+def test_bad_frames_are_answered_and_harm_nothing(site, cast, frame, param):
+    with socket(site, cast.member) as connection:
+        connection.send(frame)
+        answer = hear(connection)
+        assert (answer["type"], answer["error"]["param"]) == ("error", param)
+        say(connection, **start("g1", 1))
+        assert hear_until(connection, "g1", "done", "error")[-1]["type"] == "done"
+
+
+def test_signed_out_and_foreign_origins(site, cast):
+    with socket(site, None) as connection:
+        assert hear(connection)["error"]["code"] == "signed_out"
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+        assert closed.value.rcvd.code == 4401
+    with pytest.raises(InvalidStatus), socket(site, cast.member, origin="http://evil.example"):
+        pass
