@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import structlog
 from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -13,7 +14,9 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from engine_worker.broker import keys
-from engine_worker.protocol import UsageEvent, decode
+from engine_worker.protocol import ProtocolError, UsageEvent, decode
+
+_log = structlog.get_logger(__name__)
 
 GROUP: Final = "ledger"
 _ABANDONED_AFTER_MS: Final = 60_000
@@ -50,7 +53,8 @@ class UsageReader:
         """Up to `count` events; first those this or a dead consumer took and never acknowledged.
 
         Waits at most `block_ms` (0: not at all) for a new one when there is none. An entry that
-        can't be decoded raises ProtocolError and stays: it is money, and needs a newer reader.
+        can't be decoded is logged and left pending, since it is money and needs a newer reader; the
+        others do not wait for it.
         """
         streams = self._streams()
         found: list[tuple[EntryRef, UsageEvent]] = []
@@ -109,8 +113,13 @@ class UsageReader:
 def _entries(
     stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]
 ) -> list[tuple[EntryRef, UsageEvent]]:
-    return [
-        (EntryRef(stream=stream, entry_id=entry_id.decode()), decode(fields[b"e"], UsageEvent))
-        for entry_id, fields in entries
-        if fields
-    ]
+    found = []
+    for entry_id, fields in entries:
+        if not fields:
+            continue  # deleted meanwhile
+        ref = EntryRef(stream=stream, entry_id=entry_id.decode())
+        try:
+            found.append((ref, decode(fields[b"e"], UsageEvent)))
+        except (ProtocolError, KeyError) as error:
+            _log.error("usage_event_unreadable", stream=stream, entry_id=ref.entry_id, error=str(error))
+    return found

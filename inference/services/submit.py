@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +19,7 @@ from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
 from inference.services.generation import Generation, Ticket
 from tenants.principal import LimitMetric, LimitSpec, Principal
-from tenants.quotas.errors import QuotaUnavailable
+from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import BucketState, Refused
 
 _LEASE_GRACE_S: Final = 30
@@ -57,7 +59,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     tier = principal.tier
     created_at_ms = int(time.time() * 1000)
     reservation_id = asked.request_id
-    try:
+    with _released_on_failure(runtime, principal, reservation_id):
         decision = await runtime.quotas.reserve(
             reservation_id=reservation_id,
             principal=principal,
@@ -65,12 +67,6 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             max_output_tokens=max_tokens,
             lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
         )
-    except BaseException as error:
-        # A client that leaves, or a Redis that answers too late, while the script ran: it may have taken.
-        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
-        if isinstance(error, QuotaUnavailable):
-            raise Overloaded("Quotas can't be checked at the moment. Try again shortly.") from error
-        raise
     if isinstance(decision, Refused):
         raise refusal(decision)
     request = GenerateRequest(
@@ -90,7 +86,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         endpoint=asked.endpoint,
         trace=asked.trace,
     )
-    try:
+    with _released_on_failure(runtime, principal, reservation_id):
         stream = await runtime.streams.open(card.model, request.request_id, is_new=True)
         try:
             enqueued = await runtime.broker.enqueue(
@@ -99,12 +95,6 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         except BaseException:
             stream.close()
             raise
-    except BaseException as error:
-        # Shielded by being a task of the runtime's: a client that leaves just now must not keep its tokens taken.
-        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
-        if (refused := _queue_refusal(error)) is not None:
-            raise refused from error
-        raise
     return Generation(
         runtime=runtime,
         ticket=Ticket(
@@ -118,6 +108,19 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         buckets=decision.buckets,
         position=enqueued.position,
     )
+
+
+@contextmanager
+def _released_on_failure(runtime: Runtime, principal: Principal, reservation_id: str) -> Iterator[None]:
+    """Whatever ends the block early, a client that leaves or a Redis that answers too late: nothing stays taken."""
+    try:
+        yield
+    except BaseException as error:
+        # A task of the runtime's, because this one may be on its way to be cancelled.
+        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
+        if (refused := _part_refusal(error)) is not None:
+            raise refused from error
+        raise
 
 
 async def _release(runtime: Runtime, principal: Principal, reservation_id: str) -> None:
@@ -184,11 +187,13 @@ def refusal(refused: Refused) -> ApiError:
     )
 
 
-def _queue_refusal(error: BaseException) -> ApiError | None:
+def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
         whose = "your tenant's share of the queue" if error.scope == "tenant" else "the tier's queue"
         return Overloaded(f"Too many requests wait: {whose} is full.", retry_after_ms=error.retry_after_ms)
-    if isinstance(error, DuplicateRequestId):
+    if isinstance(error, QuotaUnavailable):
+        return Overloaded("Quotas can't be checked at the moment. Try again shortly.")
+    if isinstance(error, DuplicateRequestId | ReservationClosed):
         return Conflict("A request with this id exists already.", code="duplicate_request_id")
     if isinstance(error, BrokerUnavailable):
         return Overloaded("The queue can't be reached at the moment. Try again shortly.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from engine_worker.broker import EntryRef, GatewayBroker, UsageReader, WorkerBroker
+from engine_worker.broker import EntryRef, GatewayBroker, UsageReader, WorkerBroker, keys
 from engine_worker.protocol import UsageEvent
 from tests.engine_worker.broker.driving import card, last, publish, put
 
@@ -81,4 +81,21 @@ async def test_all_models_are_read(fresh_redis_url, model, make):
 def test_nothing_there_is_an_empty_list(fresh_redis_url):
     reader = UsageReader(fresh_redis_url)
     assert reader.read(consumer="c1", count=10, block_ms=10) == []
+    reader.close()
+
+
+async def test_an_entry_that_cannot_be_read_holds_up_no_other(fresh_redis_url, model, make):
+    await finish(fresh_redis_url, model, make, "r1")
+    stream = keys.model_prefix(model) + "usage"
+    with redis.Redis.from_url(fresh_redis_url) as server:
+        server.xadd(stream, {"e": b"\xc1 not MessagePack"})
+        server.xadd(stream, {"other": b"x"})
+    await finish(fresh_redis_url, model, make, "r2")
+    reader = UsageReader(fresh_redis_url, abandoned_after_ms=0)
+    seen = {
+        event.request_id for _ in range(2) for _, event in reader.read(consumer="c", count=10, block_ms=0)
+    }
+    assert seen == {"r1", "r2"}
+    reader.ack([ref for ref, _ in reader.read(consumer="c", count=10, block_ms=0)])
+    assert reader.pending() == 2  # kept for a reader that can
     reader.close()

@@ -1,0 +1,180 @@
+"""Reserve and enqueue as one: what is refused or cut off half way leaves nothing taken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from django.conf import settings
+
+from engine_worker.broker import WorkerBroker
+from engine_worker.protocol import GenerateRequest, ModelCard
+from inference.errors import InvalidRequest, Overloaded, RateLimited
+from inference.models_served import ServedModel
+from inference.prompts import PromptRenderer
+from inference.runtime import Runtime
+from inference.schemas.chat import ChatCompletionRequest
+from inference.services.submit import Submission, duration, new_request_id, submit
+from tenants.principal import LimitMetric, Principal
+from tests.engine_worker.models import byte_tokenizer
+from tests.factories import a_limit, a_principal
+
+BODY = ChatCompletionRequest(model="m", messages=[])
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    runtime = Runtime()
+    yield runtime
+    await runtime.aclose()
+
+
+@pytest.fixture
+def model() -> ServedModel:
+    card = ModelCard(
+        model=f"test-{uuid.uuid4().hex}",
+        revision="r",
+        architecture="Tiny",
+        context_length=100,
+        vocab_size=258,
+        eos_token_ids=[256],
+        tokenizer_sha256="x",
+    )
+    return ServedModel(card, PromptRenderer(card, byte_tokenizer().to_str().encode()), int(time.time()))
+
+
+@pytest.fixture
+def principal() -> Principal:
+    tenant = uuid.uuid4().hex
+    limits = (
+        a_limit(LimitMetric.REQUESTS, 10, period_s=86_400, owner_id=tenant),
+        a_limit(LimitMetric.TOKENS, 1000, period_s=86_400, owner_id=tenant),
+        a_limit(LimitMetric.CONCURRENCY, 5, owner_id=tenant),
+    )
+    principal = a_principal(*limits, tenant_public_id=tenant)
+    return replace(principal, tier=replace(principal.tier, max_queued_per_tenant=1))
+
+
+def ask(model: ServedModel, **given: object) -> Submission:
+    fields: dict[str, object] = {
+        "model": model,
+        "prompt_token_ids": [1, 2, 3],
+        "fields": BODY,
+        "requested_tokens": 7,
+        "max_tokens_param": "max_tokens",
+        "endpoint": "test",
+        "request_id": new_request_id("test"),
+    }
+    return Submission(**(fields | given))  # type: ignore[arg-type]
+
+
+async def left(runtime: Runtime, principal: Principal) -> list[int]:
+    return [bucket.remaining for bucket in await runtime.quotas.peek(principal)]
+
+
+async def settled(runtime: Runtime) -> None:
+    while runtime._tasks:
+        await asyncio.wait(runtime._tasks, timeout=10)
+
+
+async def test_a_full_queue_refuses_and_gives_back(runtime, model, principal):
+    first = await submit(runtime, principal, ask(model))
+    assert await left(runtime, principal) == [9, 990, 4]
+    with pytest.raises(Overloaded) as refused:
+        await submit(runtime, principal, ask(model))
+    assert "your tenant's share" in refused.value.message
+    assert refused.value.retry_after_ms > 0
+    await settled(runtime)
+    assert await left(runtime, principal) == [9, 990, 4]
+    first.leave()
+    await settled(runtime)
+    # It never ran: its prompt is charged, its output is not, its slot is free.
+    assert await left(runtime, principal) == [9, 997, 5]
+
+
+async def test_cancelled_at_any_moment_nothing_stays_taken(runtime, model, principal):
+    principal = replace(principal, tier=replace(principal.tier, max_queued_per_tenant=100))
+    await submit(runtime, principal, ask(model))  # connections are open, scripts are loaded
+    before = await left(runtime, principal)
+    for step in range(12):
+        task = asyncio.create_task(submit(runtime, principal, ask(model)))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            generation = await task
+        except asyncio.CancelledError:
+            continue
+        generation.leave()
+    await settled(runtime)
+
+    async def is_idle() -> bool:
+        (_, _, slots), (_, _, free) = before, await left(runtime, principal)
+        return free == slots
+
+    deadline = time.monotonic() + 30
+    while not await is_idle():
+        assert time.monotonic() < deadline, "a slot stayed taken"
+        await asyncio.sleep(0.1)
+
+
+async def test_the_same_id_twice_is_one_request(runtime, model, principal):
+    asked = ask(model)
+    generation = await submit(runtime, principal, asked)
+    generation.leave()
+    await settled(runtime)
+    before = await left(runtime, principal)
+    with pytest.raises(Exception, match="exists already"):
+        await submit(runtime, principal, asked)
+    assert await left(runtime, principal) == before
+
+
+async def test_the_bounds_on_length(runtime, model, principal):
+    for prompt, requested, code in [
+        ([1] * 100, None, "context_length_exceeded"),
+        ([1] * 99, 2, "context_length_exceeded"),
+        ([], 1, None),
+    ]:
+        with pytest.raises(InvalidRequest) as refused:
+            await submit(runtime, principal, ask(model, prompt_token_ids=prompt, requested_tokens=requested))
+        assert refused.value.code == code
+    generation = await submit(
+        runtime, principal, ask(model, prompt_token_ids=[1] * 60, requested_tokens=None)
+    )
+    # FAULTS 17: without max_tokens, what the context leaves.
+    claim = await claimed(model)
+    assert claim.sampling.max_tokens == 40
+    generation.leave()
+
+
+async def test_a_rate_that_binds_says_when_this_request_fits(runtime, model, principal):
+    with pytest.raises(InvalidRequest):
+        await submit(runtime, principal, ask(model, prompt_token_ids=[1] * 101))
+    tight = replace(principal, limits=(a_limit(LimitMetric.TOKENS, 12, owner_id=principal.tenant_public_id),))
+    await submit(runtime, tight, ask(model))
+    with pytest.raises(RateLimited) as refused:
+        await submit(runtime, tight, ask(model))
+    # 12 tokens a minute: 2 are left, 10 are asked, so 8 must come back.
+    assert 39_000 < refused.value.retry_after_ms <= 40_000
+    assert refused.value.type == "tokens"
+    assert refused.value.headers["x-ratelimit-remaining-tokens"] == "2"
+
+
+async def claimed(model: ServedModel) -> GenerateRequest:
+    worker = WorkerBroker(settings.REDIS_URL, model=model.card.model, worker_id="w", timeout_s=5)
+    (claim,) = await worker.claim(1)
+    await worker.aclose()
+    return claim.request
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0ms"), (12, "12ms"), (1000, "1s"), (1500, "1.5s"), (59_999, "59.999s"), (60_000, "1m0s"),
+     (360_000, "6m0s"), (3_600_000, "1h0m0s"), (90_061_000, "25h1m1s")],
+)  # fmt: skip
+def test_durations_as_openai_writes_them(ms, text):
+    assert duration(ms) == text
