@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.types import UnsupportedModel
@@ -42,6 +43,7 @@ def load(model_dir: Path) -> LoadedModel:
         raise UnsupportedModel(f"{model_dir} has no tokenizer.json: only fast tokenizers are served")
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     interface.register()
+    transformers_logging.disable_progress_bar()  # a worker's log is lines, not bars
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, config=config, dtype=torch.float32, attn_implementation=interface.IMPLEMENTATION
     ).eval()
