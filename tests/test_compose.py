@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from engine_worker import __main__ as engine_main
+from engine_worker.arguments import parse
 from weir.settings import env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,8 +68,7 @@ def test_what_a_service_runs_exists(name: str):
             module, _, attribute = argument.partition(":")
             assert hasattr(import_module(module), attribute)
     if arguments[:2] == ["-m", "engine_worker"]:
-        known = {option for action in engine_main._parser()._actions for option in action.option_strings}
-        assert {argument for argument in arguments if argument.startswith("--")} <= known
+        assert parse(arguments[2:], OURS[name]["environment"]).worker.model
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -81,7 +80,7 @@ def test_services_share_the_paths_that_they_must_share():
     _, _, _, *made = OURS["model"]["command"]
     link = made[made.index("--link") + 1]
     engine = OURS["engine"]["command"]
-    assert engine[engine.index("--model-dir") + 1] == link
+    assert engine[engine.index("--model") + 1].partition("=")[2] == link
     mounts = {volume.split(":")[1] for volume in OURS["engine"]["volumes"] + OURS["model"]["volumes"]}
     assert mounts == {str(Path(link).parent)}
     assert f"/app/var/{Path(link).parent.name}" in DOCKERFILE, "a volume takes its owner from the image"
