@@ -1,0 +1,228 @@
+"""Attention on a GPU: a paged cache, and the fastest kernels that are proven to work on this machine.
+
+Tried in order: torch's own `varlen_attn`, whose block table needs FlashAttention 3; the `flash_attn`
+package, whose paged form takes blocks of multiples of 256 only; the kernels of this project, which
+take anything. What is installed says little (a build, a GPU's generation, a block size can each rule
+a kernel out), so each is tried on a small problem, and its result compared, before it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.kernels import decode_attention, prefill_attention, write_kv
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a step's tokens and contexts lie; all int32, on the device. Single tokens come first.
+
+    `slots`: [num_tokens], block * block_size + offset. `block_tables`: [num_seqs, most blocks of any].
+    `query_starts`: [num_seqs + 1]; `prefill_starts`: the same for the chunks alone, counted from the
+    first of them. `seq_lens`: [num_seqs]; `context_starts`: [num_seqs + 1], their running sum.
+    """
+
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+    slots: Tensor
+    block_tables: Tensor
+    query_starts: Tensor
+    prefill_starts: Tensor
+    seq_lens: Tensor
+    context_starts: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], block_size: int, device: torch.device) -> Layout:
+        counts = np.array([segment.num_tokens for segment in segments])
+        lengths = np.array([segment.context_len for segment in segments])
+        used = -(-lengths // block_size)
+        tables = np.zeros((len(segments), used.max()), dtype=np.int32)
+        slots = []
+        for row, segment in enumerate(segments):
+            tables[row, : used[row]] = segment.blocks[: used[row]]
+            positions = np.arange(segment.context_len - segment.num_tokens, segment.context_len)
+            slots.append(tables[row, positions // block_size] * block_size + positions % block_size)
+        starts = np.concatenate([[0], counts.cumsum()])
+        decodes = int((counts == 1).sum())
+        parts = [
+            np.concatenate(slots),
+            tables,
+            starts,
+            starts[decodes:] - decodes,
+            lengths,
+            np.concatenate([[0], lengths.cumsum()]),
+        ]
+        on_device = iter(_upload(parts, device))
+        return cls(decodes, int(counts.max()), int(lengths.max()), *on_device)
+
+
+def _upload(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Everything in one copy: on a GPU each has a price of its own, whatever its size.
+
+    From pinned memory, so that the host does not wait. torch reuses that memory only after the copy.
+    """
+    flat = np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32)
+    host = torch.from_numpy(flat)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    pieces = torch.split(host.to(device, non_blocking=True), [part.size for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
+"""(query [tokens, heads, head_dim], keys, values, layout, scale) to [tokens, heads, head_dim]."""
+
+
+class PagedAttention:
+    """Keys and values of all layers, each [layers, blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, *, num_heads: int) -> None:
+        self.shape = shape
+        self.device = device
+        self.name, self.kernel = choose(num_heads, shape, dtype, device)
+        size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device)
+
+    def plan(self, segments: Sequence[Segment]) -> PagedPlan:
+        return PagedPlan(self, Layout.of(segments, self.shape.block_size, self.device))
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        self.keys[:, list(blocks)] = 0
+        self.values[:, list(blocks)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """See AttentionPlan."""
+
+    cache: PagedAttention
+    layout: Layout
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, self.layout.slots)
+        return self.cache.kernel(query[0].transpose(0, 1), keys, values, self.layout, scale)[None]
+
+
+def choose(num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
+    """Name and kernel: the first that gives the right numbers for this model on this device."""
+    for name, kernel in KERNELS.items():
+        if name == "triton":
+            break
+        if device.type != "cuda":
+            continue
+        try:
+            worst = worst_error(kernel, num_heads, shape, dtype, device)
+        except Exception as error:
+            # Whatever it is that does not fit here (an import, a shape, a GPU), the next one may do.
+            log.info(
+                "attention.kernel_unusable", kernel=name, reason=f"{type(error).__name__}: {error}"[:300]
+            )
+            continue
+        if worst < TOLERANCE:
+            log.info("attention.kernel_chosen", kernel=name)
+            return name, kernel
+        log.warning("attention.kernel_wrong", kernel=name, error=worst)
+    return "triton", KERNELS["triton"]
+
+
+TOLERANCE: Final = 0.03
+"""Of outputs about 1 in size, in bfloat16."""
+
+
+def worst_error(
+    kernel: Kernel, num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Largest difference from plain attention, for a token and a chunk whose contexts end in mid-block."""
+    size = shape.block_size
+    segments = [Segment(0, 1, size + 1, [3, 1]), Segment(1, 5, size + 3, [2, 4])]
+    random = torch.Generator(device).manual_seed(0)
+    cache = torch.randn(2, 5, size, shape.num_kv_heads, shape.head_dim, generator=random, device=device).to(
+        dtype
+    )
+    query = torch.randn(6, num_heads, shape.head_dim, generator=random, device=device).to(dtype)
+    scale = float(shape.head_dim**-0.5)
+    got = kernel(query, cache[0], cache[1], Layout.of(segments, size, device), scale)
+    worst = 0.0
+    for segment in segments:
+        tokens = slice(segment.start, segment.start + segment.num_tokens)
+        key, value = cache[:, list(segment.blocks)].float().flatten(1, 2)[:, : segment.context_len]
+        group = num_heads // shape.num_kv_heads
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[tokens].float(), key) * scale
+        later = torch.ones_like(scores[0]).triu(segment.context_len - segment.num_tokens + 1).bool()
+        want = torch.einsum("hqk,khd->qhd", scores.masked_fill(later, -torch.inf).softmax(-1), value)
+        worst = max(worst, float((got[tokens].float() - want).abs().nan_to_num(nan=torch.inf).max()))
+    return worst
+
+
+def _varlen(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+    varlen: Any = importlib.import_module("torch.nn.attention.varlen")
+    out: Tensor = varlen.varlen_attn(
+        query,
+        keys,
+        values,
+        layout.query_starts,
+        None,
+        layout.max_query_len,
+        layout.max_seq_len,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        seqused_k=layout.seq_lens,
+        block_table=layout.block_tables,
+    )
+    return out
+
+
+def _flash(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+    flash: Any = importlib.import_module("flash_attn")
+    out: Tensor = flash.flash_attn_varlen_func(
+        query,
+        keys,
+        values,
+        layout.query_starts,
+        layout.context_starts,
+        layout.max_query_len,
+        layout.max_seq_len,
+        softmax_scale=scale,
+        causal=True,
+        block_table=layout.block_tables,
+    )
+    return out
+
+
+def _triton(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    n, tables, lengths = layout.num_decodes, layout.block_tables, layout.seq_lens
+    if n:
+        decode_attention(query[:n], keys, values, tables[:n], lengths[:n], scale=scale, out=out[:n])
+    if n < lengths.shape[0]:
+        prefill_attention(
+            query[n:],
+            keys,
+            values,
+            tables[n:],
+            layout.prefill_starts,
+            lengths[n:],
+            max_query_len=layout.max_query_len,
+            scale=scale,
+            out=out[n:],
+        )
+    return out
+
+
+KERNELS: Final[dict[str, Kernel]] = {"varlen_attn": _varlen, "flash_attn": _flash, "triton": _triton}
