@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import dj_database_url
+from django.templatetags.static import static
 
 from weir import places
 from weir.csp import STRICT
@@ -104,6 +105,24 @@ TEMPLATES = [
         },
     },
 ]
+UNFOLD = {
+    "SITE_TITLE": "Weir operator",
+    "SITE_HEADER": "Weir",
+    "SITE_SUBHEADER": "Operator",
+    "SITE_URL": "/",
+    "SITE_ICON": lambda request: static("weir/logo.svg"),
+    "SITE_FAVICONS": [
+        {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("weir/logo.svg")}
+    ],
+    # The console's accent, from its lightest to its darkest.
+    "COLORS": {
+        "primary": {
+            "50": "#f0faf8", "100": "#dff0ed", "200": "#bfe3dd", "300": "#8fd2c8", "400": "#5fcabb",
+            "500": "#1f9486", "600": "#0b6b62", "700": "#08544d", "800": "#0c423d", "900": "#12332f",
+            "950": "#05211d",
+        }
+    },
+}  # fmt: skip
 USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
@@ -153,7 +172,12 @@ if _redis.scheme not in {"redis", "rediss", "unix"} or not (_redis.hostname or _
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.core.RedisChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "weir:channels"},
+        "CONFIG": {
+            # The layer waits 5 s at a time for a message; redis-py's own timeout of 5 s would win that race
+            # and take every idle websocket with it.
+            "hosts": [{"address": REDIS_URL, "socket_timeout": 15, "socket_connect_timeout": 5}],
+            "prefix": "weir:channels",
+        },
     }
 }
 

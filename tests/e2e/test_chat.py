@@ -100,6 +100,18 @@ def test_an_answer_survives_a_reload_and_a_crash_of_the_gateway(visitor: Visitor
     visitor.complaints[:] = [text for text in visitor.complaints if "ERR_CONNECTION_REFUSED" not in text]
 
 
+def test_an_idle_chat_stays_connected(visitor: Visitor):
+    page = visitor.page
+    states: list[str] = []
+    page.expose_function("sawState", lambda state: states.append(state))
+    page.evaluate(
+        """() => new MutationObserver(() => sawState(document.getElementById("connection").dataset.state))
+             .observe(document.getElementById("connection"), { attributes: true })"""
+    )
+    page.wait_for_timeout(8000)  # longer than the channel layer's wait, which once cut idle connections
+    assert states == []
+
+
 def test_a_hit_limit_says_which_and_when(visitor: Visitor, site: Site, cast: Cast):
     page = visitor.page
     site.do(lambda: set_limit(cast.tenant, LimitMetric.REQUESTS, 1))
