@@ -9,19 +9,19 @@ a kernel out), so each is tried on a small problem, and its result compared, bef
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
 from engine_worker.attention.interface import KVShape, Segment
 from engine_worker.attention.kernels import decode_attention, prefill_attention, write_kv
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,13 @@ def choose(num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.dev
             worst = worst_error(kernel, num_heads, shape, dtype, device)
         except Exception as error:
             # Whatever it is that does not fit here (an import, a shape, a GPU), the next one may do.
-            log.info(
-                "attention.kernel_unusable", kernel=name, reason=f"{type(error).__name__}: {error}"[:300]
-            )
+            reason = f"{type(error).__name__}: {error}"[:300]
+            log.info("attention.kernel_unusable kernel=%s reason=%s", name, reason)
             continue
         if worst < TOLERANCE:
-            log.info("attention.kernel_chosen", kernel=name)
+            log.info("attention.kernel_chosen kernel=%s", name)
             return name, kernel
-        log.warning("attention.kernel_wrong", kernel=name, error=worst)
+        log.warning("attention.kernel_wrong kernel=%s error=%s", name, worst)
     return "triton", KERNELS["triton"]
 
 

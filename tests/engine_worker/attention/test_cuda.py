@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from engine_worker.attention.interface import KVShape, Segment
-from engine_worker.config import EngineConfig
-from engine_worker.engine.build import build
 from tests.engine_worker.attention.paging import DEVICE
-from tests.engine_worker.driving import Driver, request, run_tokens
-from tests.engine_worker.models import make_tiny_model
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
 
@@ -48,33 +42,6 @@ def test_the_probe_measures(num_heads):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU another kernel may be the right choice")
 def test_without_a_gpu_the_choice_is_triton():
     assert cuda.choose(4, SHAPE, torch.float32, torch.device("cpu"))[0] == "triton"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels take no CPU tensors")
-def test_engine_gives_the_same_tokens_on_both_backends(tmp_path):
-    """Chunked prefill, batched decode, preemption: what the whole engine makes of the cache."""
-    rng = random.Random(3)
-    requests = [
-        request(str(i), [rng.randrange(256) for _ in range(n)], 6) for i, n in enumerate((1, 4, 5, 13, 21))
-    ]
-    config = EngineConfig(
-        model_dir=make_tiny_model(tmp_path),
-        block_size=4,
-        num_kv_blocks=12,
-        max_num_seqs=4,
-        max_num_batched_tokens=9,
-        threads=1,
-    )
-    want = run_tokens(build(config), *requests)
-    built = build(config)
-    runner = built.core._runner
-    shape = runner._attention.shape
-    runner._attention = cuda.PagedAttention(shape, torch.float32, torch.device("cpu"), num_heads=4)
-    driver = Driver(built)
-    results = driver.run(requests)
-    assert [results[item.request_id].token_ids for item in requests] == want
-    assert driver.core.stats().preemptions > 0
-    assert runner._attention.keys[:, 1:].any(), "the other backend was asked"
 
 
 def test_scrub_makes_blocks_usable_again():

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.engine_worker.attention.paging import DEVICE, assert_equal, expected, make_batch
 
@@ -161,32 +159,6 @@ def test_prefill_padding_is_zero():
 
 
 # both
-
-
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_any_batch(data):
-    lengths = data.draw(
-        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)).map(lambda x: (x[0], sum(x))), max_size=3)
-    )
-    if data.draw(st.booleans(), label="decode"):
-        lengths = [(1, length) for _, length in lengths]
-    kv_heads = data.draw(st.integers(1, 2))
-    batch = make_batch(
-        lengths,
-        heads=kv_heads * data.draw(st.integers(1, 3)),
-        kv_heads=kv_heads,
-        dim=data.draw(st.sampled_from([8, 16, 24])),
-        block_size=data.draw(st.sampled_from([1, 3, 4, 16])),
-        tail=data.draw(st.integers(0, 2)),
-        seed=data.draw(st.integers(0, 99)),
-    )
-    options = {
-        "sliding_window": data.draw(st.none() | st.integers(1, 12)),
-        "softcap": data.draw(st.none() | st.floats(0.5, 30)),
-    }
-    out = kernels.paged_attention(*batch.inputs, max_query_len=batch.max_query_len, scale=0.3, **options)
-    assert_equal(out, expected(batch, 0.3, **options))
 
 
 def test_packed_projections_are_read_in_place():
