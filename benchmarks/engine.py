@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
 from engine_worker.protocol import SamplingParams
 
 _WORKLOAD = Path(__file__).with_name("engine_workload.json")
@@ -206,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=Path("var/models/smollm2"))
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--mixed-rounds", type=int, default=1, help="rounds of the second workload; 0 leaves it out"
@@ -215,21 +216,20 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp32", "fp16", "int8"), default="fp32")
     parser.add_argument("--threads", type=int, default=None)
     args = parser.parse_args()
-    if not (args.model / "config.json").is_file():
-        sys.exit(
-            f"{args.model} is no model directory; `make run` prepares the default model, --model names another"
-        )
-
+    try:
+        model_dir = ensure_model(args.model, Path("var/models"))
+    except ModelStoreError as error:
+        sys.exit(str(error))
     threads = args.threads or physical_cores()
     torch.set_num_threads(threads)
     print(
         f"{processor()}, {threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"{args.model.name}, ours in {args.precision}, peers in fp32, seed 20"
+        f"{model_dir.name}, ours in {args.precision}, peers in fp32, seed 20"
     )
     with asyncio.Runner() as runner:
         engine = AsyncEngine(
             EngineConfig(
-                model_dir=args.model,
+                model_dir=model_dir,
                 precision=args.precision,
                 max_num_seqs=_MAX_NUM_SEQS,
                 max_num_batched_tokens=_MAX_BATCHED_TOKENS,
@@ -241,7 +241,7 @@ def main() -> None:
             "ours": lambda chats: runner.run(run_ours(engine, chats))
         }
         if args.peers != "none":
-            peer = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+            peer = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
             if args.peers in ("all", "static"):
                 engines["transformers-static"] = lambda chats: run_static(peer, chats)
             if args.peers in ("all", "cb"):

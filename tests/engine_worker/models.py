@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from engine_worker.model_store import DEFAULT_MODEL, ensure_model
 
 EOS, EOS_2 = 256, 257
 VOCAB_SIZE = 258
@@ -95,9 +98,10 @@ def greedy_given(model: Any, prompt: list[int], output: list[int]) -> list[int]:
     return tokens
 
 
-def real_model_dir() -> Path | None:
-    directory = Path(__file__).parents[2] / "var" / "models" / "smollm2"
-    return directory if (directory / "model.safetensors").exists() else None
+@cache
+def real_model_dir() -> Path:
+    """The default model, converted at first use as `make run` does, into the same place."""
+    return ensure_model(DEFAULT_MODEL, Path(__file__).parents[2] / "var" / "models", progress=False)
 
 
 def workload(name: str = "w20") -> list[dict[str, Any]]:

@@ -111,9 +111,6 @@ def test_other_families(tmp_path: Path, tiny_config: EngineConfig, family: str):
     assert run_tokens(build(config), *_requests(12)) == expected
 
 
-@pytest.mark.skipif(
-    real_model_dir() is None, reason="the default model has not been prepared under var/models"
-)
 def test_real_model_in_a_mix():
     model_dir = real_model_dir()
     chats = workload()[:3]
