@@ -38,6 +38,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels has no types
+    # None of that name is configured: a socket of this kind holds no connection to Redis of its own, and
+    # does not wait for one to be given up when it closes.
+    channel_layer_alias = "none"
+
     async def connect(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[str, Generation] = {}
