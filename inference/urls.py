@@ -7,6 +7,7 @@ from inference import views
 urlpatterns = [
     path("", views.home, name="home"),
     path("docs", views.docs, name="docs"),
+    path("chat", views.chat_home, name="chat_home"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),
     path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
     path("t/<uuid:tenant_id>/usage/", views.usage, name="usage"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
@@ -38,6 +39,14 @@ def home(request: HttpRequest) -> HttpResponse:
     if console is None:
         return render(request, "tenants/no_tenant.html")
     return redirect("overview", console.tenant.public_id)
+
+
+@require_safe
+@login_required
+def chat_home(request: HttpRequest) -> HttpResponse:
+    """An address to remember: the chat of the tenant that the member looked at last."""
+    console = last_console(request)
+    return redirect("home") if console is None else redirect("chat", console.tenant.public_id)
 
 
 @require_safe

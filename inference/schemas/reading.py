@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(?:\[\.\.\.\])?(.*)`$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAMED_FIELD = re.compile(r"(?:unknown field|missing required field) `(\w+)`")
 
 
@@ -33,7 +34,14 @@ def read_json_frame(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         raise InvalidRequest(_sentence(str(error)), param=_param(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {error}.") from error
+        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {_reason(body, error)}.") from error
+
+
+def _reason(body: bytes, error: Exception) -> str:
+    # msgspec calls half a surrogate pair truncated data, which sends its reader looking in the wrong place.
+    if _SURROGATE.search(body) and str(error) == "Input data was truncated":
+        return "a string holds half of a surrogate pair (one of \\ud800 to \\udfff alone)"
+    return str(error)
 
 
 def _param(message: str) -> str | None:

@@ -125,12 +125,16 @@ class Supervisor:
         self._width = max((len(name) for name in names), default=0)
         self._stopped = False
 
-    def start(self, *commands: Command) -> list[Child]:
-        """Starts commands that may stop together: one stage."""
+    def start(self, *commands: Command, outlives_last: bool = False) -> list[Child]:
+        """Starts commands that may stop together: one stage. Later stages stop first.
+
+        `outlives_last` puts this stage below the one started last: what finishes its work on the way out
+        (an engine with open streams) needs those who carry it to the client until then.
+        """
         if self._stopped:
             raise StartError("stopped while starting")
         stage = [Child(command, self.write, self._children_file) for command in commands]
-        self._stages.append(stage)
+        self._stages.insert(len(self._stages) - bool(outlives_last), stage)
         return stage
 
     async def stop(self) -> None:

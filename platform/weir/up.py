@@ -26,6 +26,8 @@ from weir.supervisor import Supervisor
 _FREE_BYTES_MIN: Final = 256 << 20
 _SERVERS_S: Final = 60.0
 _READY_S: Final = 180.0
+_DRAIN_S: Final = "8"
+"""Seconds that open answers get to end: on one machine somebody waits at the terminal."""
 _NAMES: Final = ("postgres", "valkey", "model", "gateway", "celery", "beat", "engine")
 
 
@@ -119,7 +121,7 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
     finally:
         model.cancel()
         await asyncio.wait([model])
-    supervisor.start(*_web_and_background(plan))
+    supervisor.start(*_web_and_background(plan), outlives_last=True)
     broker = GatewayBroker(plan.redis_url)
     try:
 
@@ -133,7 +135,9 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
 
 
 def _engine(plan: Plan, model_dir: str) -> Command:
-    arguments = ("-m", "engine_worker", "--model", f"{plan.model_name}={model_dir}")
+    arguments = ["-m", "engine_worker", "--model", f"{plan.model_name}={model_dir}"]
+    if "WEIR_DRAIN_GRACE_S" not in os.environ:
+        arguments += ["--drain-grace-s", _DRAIN_S]
     return plan.python("engine", *arguments, stop_grace_s=40.0)
 
 

@@ -71,15 +71,16 @@ def test_the_pause_grows_up_to_a_bound():
     assert backoff_s(50) == 30
 
 
+@pytest.mark.parametrize("outlives_last", [False, True])
 async def test_it_stops_in_reverse_order_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outlives_last: bool
 ):
     supervisor = Supervisor(ChildrenFile(tmp_path / "children.json"))
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(print('bye'))); print('up'); signal.pause()"
     children: list[Child] = []
     shown = ""
     for name in ("first", "second"):
-        children += supervisor.start(python(name, code))
+        children += supervisor.start(python(name, code), outlives_last=outlives_last and name == "second")
 
         def is_up(name: str = name) -> bool:
             nonlocal shown
@@ -90,7 +91,8 @@ async def test_it_stops_in_reverse_order_and_leaves_nothing(
     pids = [child.pid for child in children]
     await supervisor.stop()
     ends = [line for line in capsys.readouterr().err.splitlines() if "bye" in line]
-    assert ends == ["second | bye", "first | bye"]
+    expected = ["second | bye", "first | bye"]
+    assert ends == (expected[::-1] if outlives_last else expected)
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
     assert not (tmp_path / "children.json").exists()
 

@@ -115,6 +115,19 @@ def test_routes_and_methods(http):
     assert http.post("models").status_code == 405
 
 
+def test_v1_itself_answers_in_json(site):
+    for method in ("GET", "POST"):
+        response = httpx.request(method, f"{site.url}/v1", timeout=60)
+        assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
+
+
+def test_half_a_surrogate_pair_is_named(http, model):
+    body = '{"model":"%s","messages":[{"role":"user","content":"a\\ud800b"}]}' % model  # noqa: UP031
+    response = http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "surrogate" in error_of(response)["message"]
+
+
 @pytest.mark.parametrize("value", ["", "Bearer", "Basic abc", "Bearer wr_live_x", "Bearer é"])
 def test_keys_that_are_none(site, value):
     response = httpx.get(f"{site.url}/v1/models", headers={b"Authorization": value.encode()}, timeout=60)
