@@ -52,7 +52,9 @@ class QuotaStore:
             url,
             max_connections=max_connections,
             timeout=timeout_s,
-            socket_timeout=timeout_s,
+            # None: redis-py would bound a write with asyncio.wait_for, which can swallow a cancellation before
+            # Python 3.12 (python/cpython#86296). `_bounded` bounds the whole call.
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             protocol=2,
             retry=Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,)),
