@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.report import Report, seconds
 from engine_worker.attention.cuda import KERNELS, TOLERANCE, Kernel, Layout, worst_error
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment
 from engine_worker.attention.kernels import write_kv
 
 BLOCK_SIZE = 64
@@ -74,7 +74,7 @@ def _segments(lengths: list[tuple[int, int]]) -> list[Segment]:
 
 def _attend(kernel: Kernel, query: Tensor, caches: Tensor, layout: Layout) -> None:
     for copy in caches:
-        kernel(query, copy[0], copy[1], layout, float(query.shape[-1] ** -0.5))
+        kernel(query, copy[0], copy[1], layout, Scoring(float(query.shape[-1] ** -0.5)))
 
 
 def decode(report: Report, roof: Roof, device: torch.device, dtype: torch.dtype, *, tiny: bool) -> None:

@@ -7,19 +7,21 @@ use, and the parts of each sequence are joined as in flash-decoding (Dao et al.,
 copy of the cache, no padding to the longest sequence, and works for any block order.
 
 Prefill. Per sequence, through `scaled_dot_product_attention`: there is enough work in each call.
+
+Windows. Layers that see only the last tokens get plans of their own, over the blocks that they see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment
 
 # Below this share of wanted blocks in the span, copying them out is cheaper than computing over all.
 _DENSE = 0.5
@@ -37,13 +39,7 @@ class CpuAttention:
         self.values = torch.zeros(size, dtype=dtype)
 
     def plan(self, segments: Sequence[Segment]) -> CpuPlan:
-        decodes = [segment for segment in segments if segment.num_tokens == 1]
-        return CpuPlan(
-            self,
-            self._rows(segments),
-            _DecodePlan.of(decodes, self.shape) if decodes else None,
-            [_PrefillPlan.of(segment, self.keys.dtype) for segment in segments[len(decodes) :]],
-        )
+        return CpuPlan(self, self._rows(segments), segments)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self.keys[:, list(blocks)] = 0
@@ -67,20 +63,39 @@ class CpuPlan:
 
     cache: CpuAttention
     rows: Tensor
-    decode: _DecodePlan | None
-    prefills: Sequence[_PrefillPlan]
+    segments: Sequence[Segment]
+    views: dict[tuple[int | None, bool], _View] = field(default_factory=dict)
+    """What layers of one kind share, made when the first of them comes by."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         head_dim = key.shape[-1]
         keys.view(-1, head_dim).index_copy_(0, self.rows, key[0].transpose(0, 1).reshape(-1, head_dim))
         values.view(-1, head_dim).index_copy_(0, self.rows, value[0].transpose(0, 1).reshape(-1, head_dim))
         out = query.new_empty(query.shape[2], query.shape[1], head_dim)
-        if self.decode is not None:
-            self.decode.attend(query[0], keys, values, scale, out)
-        for prefill in self.prefills:
-            prefill.attend(query[0], key[0], value[0], keys, values, scale, out)
+        view = self._view(scoring)
+        if view.decode is not None:
+            view.decode.attend(query[0], keys, values, scoring, out)
+        for prefill in view.prefills:
+            prefill.attend(query[0], key[0], value[0], keys, values, scoring, out)
         return out[None]
+
+    def _view(self, scoring: Scoring) -> _View:
+        kind = (scoring.window, scoring.softcap is not None)
+        if kind not in self.views:
+            shape = self.cache.shape
+            decodes = [segment for segment in self.segments if segment.num_tokens == 1]
+            self.views[kind] = _View(
+                _DecodePlan.of(decodes, shape, scoring.window) if decodes else None,
+                [_PrefillPlan.of(segment, shape, scoring) for segment in self.segments[len(decodes) :]],
+            )
+        return self.views[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    decode: _DecodePlan | None
+    prefills: Sequence[_PrefillPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +117,22 @@ class _DecodePlan:
     mask: Tensor
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], shape: KVShape) -> _DecodePlan:
+    def of(cls, segments: Sequence[Segment], shape: KVShape, window: int | None) -> _DecodePlan:
         size = shape.block_size
-        used = np.array([-(-segment.context_len // size) for segment in segments])
-        blocks = np.concatenate([segment.blocks[:n] for segment, n in zip(segments, used, strict=True)])
+        ends = np.array([segment.context_len for segment in segments])
+        firsts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+        used = -(-ends // size) - firsts // size
+        blocks = np.concatenate(
+            [
+                segment.blocks[first : first + n]
+                for segment, first, n in zip(segments, firsts // size, used, strict=True)
+            ]
+        )
         owner = np.repeat(np.arange(len(segments)), used)
-        lengths = np.full(len(blocks), size)
         last = np.cumsum(used) - 1
-        lengths[last] = [(segment.context_len - 1) % size + 1 for segment in segments]
+        begins, lengths = np.zeros(len(blocks), dtype=np.int64), np.full(len(blocks), size)
+        begins[last - used + 1] = firsts % size
+        lengths[last] = (ends - 1) % size + 1
         parts = np.minimum((last - used + 1)[:, None] + np.arange(used.max()), last[:, None])
         first, end = int(blocks.min()), int(blocks.max()) + 1
         gathered = None
@@ -118,10 +141,11 @@ class _DecodePlan:
         else:
             at = blocks - first
             spread_owner = np.full(end - first, len(segments))
-            spread_lengths = np.full(end - first, size)
-            spread_owner[at], spread_lengths[at] = owner, lengths
-            owner, lengths, parts = spread_owner, spread_lengths, at[parts]
-        outside = torch.from_numpy(np.arange(size) >= lengths[:, None])
+            spread_begins, spread_lengths = np.zeros_like(spread_owner), np.full_like(spread_owner, size)
+            spread_owner[at], spread_begins[at], spread_lengths[at] = owner, begins, lengths
+            owner, begins, lengths, parts = spread_owner, spread_begins, spread_lengths, at[parts]
+        slot = np.arange(size)
+        outside = torch.from_numpy((slot < begins[:, None]) | (slot >= lengths[:, None]))
         mask = torch.zeros(outside.shape).masked_fill_(outside, -torch.inf)
         return cls(
             num_sequences=len(segments),
@@ -132,7 +156,7 @@ class _DecodePlan:
             mask=mask[:, None, None],
         )
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, out: Tensor) -> None:
         """`query`: [heads, tokens, head_dim]; `keys`, `values`: one layer's; writes out[:num_sequences]."""
         if self.gathered is None:
             keys, values = keys[self.span], values[self.span]
@@ -143,9 +167,10 @@ class _DecodePlan:
         group = heads // kv_heads
         # One more row than sequences, for the blocks of nobody.
         padded = query.new_zeros(n + 1, heads, head_dim)
-        torch.mul(query[:, :n].transpose(0, 1), scale, out=padded[:n])
+        torch.mul(query[:, :n].transpose(0, 1), scoring.scale, out=padded[:n])
         repeated = padded.index_select(0, self.owner).view(blocks * kv_heads, group, head_dim)
         scores = torch.bmm(repeated, keys.view(blocks * kv_heads, size, head_dim).transpose(1, 2))
+        _cap(scores, scoring.softcap)
         scores = scores.view(blocks, kv_heads, group, size).add_(self.mask)
         # Softmax over the blocks of each sequence: a common maximum, then sums.
         highest = scores.new_zeros(n + 1, kv_heads, group)
@@ -166,19 +191,27 @@ class _PrefillPlan:
     """A chunk of one sequence's tokens."""
 
     segment: Segment
+    first: int
+    """The first position of the context that is looked at: a multiple of the block size."""
     blocks: Tensor | None
-    """int64[blocks] of the context; None for a chunk that is its whole context."""
+    """int64[blocks] of the context from `first` on; None for a chunk that is its whole context."""
     mask: Tensor | None
-    """[tokens, context], 0 or -inf: causal from the chunk's offset on."""
+    """[tokens, context - first], 0 or -inf; None: causal, and the chunk is its whole context."""
 
     @classmethod
-    def of(cls, segment: Segment, dtype: torch.dtype) -> _PrefillPlan:
-        tokens, context = segment.num_tokens, segment.context_len
-        if tokens == context:
-            return cls(segment, None, None)
-        later = torch.ones(tokens, context, dtype=torch.bool).triu_(context - tokens + 1)
-        mask = torch.zeros(tokens, context, dtype=dtype).masked_fill_(later, -torch.inf)
-        return cls(segment, torch.tensor(segment.blocks), mask)
+    def of(cls, segment: Segment, shape: KVShape, scoring: Scoring) -> _PrefillPlan:
+        tokens, context, size = segment.num_tokens, segment.context_len, shape.block_size
+        window = context if scoring.window is None else scoring.window
+        if tokens == context and window >= context and scoring.softcap is None:
+            return cls(segment, 0, None, None)
+        before = context - tokens
+        first = max(0, before + 1 - window) // size * size
+        hidden = torch.ones(tokens, context - first, dtype=torch.bool).triu_(before - first + 1)
+        if window < context:
+            hidden |= torch.ones_like(hidden).tril_(before - first - window)
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        blocks = None if tokens == context else torch.tensor(segment.blocks[first // size :])
+        return cls(segment, first, blocks, mask)
 
     def attend(
         self,
@@ -187,7 +220,7 @@ class _PrefillPlan:
         value: Tensor,
         keys: Tensor,
         values: Tensor,
-        scale: float,
+        scoring: Scoring,
         out: Tensor,
     ) -> None:
         """`query`, `key`, `value`: the step's, [heads, tokens, head_dim]; writes out[the segment's tokens]."""
@@ -199,18 +232,30 @@ class _PrefillPlan:
         kv_heads = key.shape[0]
         # Grouped queries as a batch of kv_heads: each key is shared by expansion, not by a copy.
         grouped = query[:, tokens].view(kv_heads, -1, self.segment.num_tokens, query.shape[-1])
-        shape = (-1, grouped.shape[1], -1, -1)
-        result = scaled_dot_product_attention(
-            grouped,
-            key[:, None].expand(shape),
-            value[:, None].expand(shape),
-            attn_mask=self.mask,
-            is_causal=self.mask is None,
-            scale=scale,
-        )
+        if scoring.softcap is None:
+            shape = (-1, grouped.shape[1], -1, -1)
+            result = scaled_dot_product_attention(
+                grouped,
+                key[:, None].expand(shape),
+                value[:, None].expand(shape),
+                attn_mask=self.mask,
+                is_causal=self.mask is None,
+                scale=scoring.scale,
+            )
+        else:
+            assert self.mask is not None
+            scores = torch.matmul(grouped, key[:, None].transpose(2, 3)).mul_(scoring.scale)
+            _cap(scores, scoring.softcap)
+            result = torch.matmul(scores.add_(self.mask).softmax(-1), value[:, None])
         out[tokens] = result.flatten(0, 1).transpose(0, 1)
 
     def _context(self, cache: Tensor) -> Tensor:
-        """[kv_heads, context, head_dim] of one layer's keys or values."""
+        """[kv_heads, context - first, head_dim] of one layer's keys or values."""
         assert self.blocks is not None
-        return cache.index_select(0, self.blocks).transpose(0, 1).flatten(1, 2)[:, : self.segment.context_len]
+        gathered = cache.index_select(0, self.blocks).transpose(0, 1).flatten(1, 2)
+        return gathered[:, : self.segment.context_len - self.first]
+
+
+def _cap(scores: Tensor, softcap: float | None) -> None:
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)

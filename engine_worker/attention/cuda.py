@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment
 from engine_worker.attention.kernels import decode_attention, prefill_attention, write_kv
 
 log = logging.getLogger(__name__)
@@ -81,17 +81,26 @@ def _upload(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Layout, float], Tensor]
-"""(query [tokens, heads, head_dim], keys, values, layout, scale) to [tokens, heads, head_dim]."""
+Kernel = Callable[[Tensor, Tensor, Tensor, Layout, Scoring], Tensor]
+"""(query [tokens, heads, head_dim], keys, values, layout, scoring) to [tokens, heads, head_dim]."""
 
 
 class PagedAttention:
     """Keys and values of all layers, each [layers, blocks, block_size, kv_heads, head_dim]."""
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, *, num_heads: int) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_heads: int,
+        scorings: Collection[Scoring] = (),
+    ) -> None:
+        """`scorings`: those of the model's layers; none: plain causal attention."""
         self.shape = shape
         self.device = device
-        self.name, self.kernel = choose(num_heads, shape, dtype, device)
+        self.name, self.kernel = choose(num_heads, shape, dtype, device, scorings)
         size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.keys = torch.zeros(size, dtype=dtype, device=device)
         self.values = torch.zeros(size, dtype=dtype, device=device)
@@ -111,21 +120,28 @@ class PagedPlan:
     cache: PagedAttention
     layout: Layout
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, self.layout.slots)
-        return self.cache.kernel(query[0].transpose(0, 1), keys, values, self.layout, scale)[None]
+        return self.cache.kernel(query[0].transpose(0, 1), keys, values, self.layout, scoring)[None]
 
 
-def choose(num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
+def choose(
+    num_heads: int,
+    shape: KVShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    scorings: Collection[Scoring] = (),
+) -> tuple[str, Kernel]:
     """Name and kernel: the first that gives the right numbers for this model on this device."""
+    scorings = scorings or [_plain(shape)]
     for name, kernel in KERNELS.items():
         if name == "triton":
             break
         if device.type != "cuda":
             continue
         try:
-            worst = worst_error(kernel, num_heads, shape, dtype, device)
+            worst = max(worst_error(kernel, num_heads, shape, dtype, device, each) for each in scorings)
         except Exception as error:
             # Whatever it is that does not fit here (an import, a shape, a GPU), the next one may do.
             reason = f"{type(error).__name__}: {error}"[:300]
@@ -142,33 +158,57 @@ TOLERANCE: Final = 0.03
 """Of outputs about 1 in size, in bfloat16."""
 
 
+def _plain(shape: KVShape) -> Scoring:
+    return Scoring(float(shape.head_dim**-0.5))
+
+
 def worst_error(
-    kernel: Kernel, num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device
+    kernel: Kernel,
+    num_heads: int,
+    shape: KVShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    scoring: Scoring | None = None,
 ) -> float:
-    """Largest difference from plain attention, for a token and a chunk whose contexts end in mid-block."""
+    """Largest difference from attention written out, for a token and a chunk whose contexts end in mid-block."""
     size = shape.block_size
+    scoring = scoring or _plain(shape)
+    if scoring.window is not None:
+        # One that hides some of so short a context, or a kernel that ignores windows would pass.
+        scoring = replace(scoring, window=min(scoring.window, size))
     segments = [Segment(0, 1, size + 1, [3, 1]), Segment(1, 5, size + 3, [2, 4])]
     random = torch.Generator(device).manual_seed(0)
     cache = torch.randn(2, 5, size, shape.num_kv_heads, shape.head_dim, generator=random, device=device).to(
         dtype
     )
     query = torch.randn(6, num_heads, shape.head_dim, generator=random, device=device).to(dtype)
-    scale = float(shape.head_dim**-0.5)
-    got = kernel(query, cache[0], cache[1], Layout.of(segments, size, device), scale)
+    got = kernel(query, cache[0], cache[1], Layout.of(segments, size, device), scoring)
     worst = 0.0
     for segment in segments:
         tokens = slice(segment.start, segment.start + segment.num_tokens)
         key, value = cache[:, list(segment.blocks)].float().flatten(1, 2)[:, : segment.context_len]
         group = num_heads // shape.num_kv_heads
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", query[tokens].float(), key) * scale
-        later = torch.ones_like(scores[0]).triu(segment.context_len - segment.num_tokens + 1).bool()
-        want = torch.einsum("hqk,khd->qhd", scores.masked_fill(later, -torch.inf).softmax(-1), value)
+        scores = torch.einsum("qhd,khd->hqk", query[tokens].float(), key) * scoring.scale
+        if scoring.softcap is not None:
+            scores = (scores / scoring.softcap).tanh() * scoring.softcap
+        before = segment.context_len - segment.num_tokens
+        hidden = torch.ones_like(scores[0]).triu(before + 1).bool()
+        if scoring.window is not None:
+            hidden |= torch.ones_like(scores[0]).tril(before - scoring.window).bool()
+        want = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
         worst = max(worst, float((got[tokens].float() - want).abs().nan_to_num(nan=torch.inf).max()))
     return worst
 
 
-def _varlen(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+def _left(scoring: Scoring) -> int:
+    """Tokens before its own that a query sees, as FlashAttention counts them; -1: all."""
+    return -1 if scoring.window is None else scoring.window - 1
+
+
+def _varlen(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scoring: Scoring) -> Tensor:
+    if scoring.softcap is not None:
+        raise ValueError("varlen_attn has no softcap")
     varlen: Any = importlib.import_module("torch.nn.attention.varlen")
     out: Tensor = varlen.varlen_attn(
         query,
@@ -178,8 +218,8 @@ def _varlen(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: 
         None,
         layout.max_query_len,
         layout.max_seq_len,
-        scale=scale,
-        window_size=(-1, 0),
+        scale=scoring.scale,
+        window_size=(_left(scoring), 0),
         enable_gqa=True,
         seqused_k=layout.seq_lens,
         block_table=layout.block_tables,
@@ -187,7 +227,7 @@ def _varlen(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: 
     return out
 
 
-def _flash(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+def _flash(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scoring: Scoring) -> Tensor:
     flash: Any = importlib.import_module("flash_attn")
     out: Tensor = flash.flash_attn_varlen_func(
         query,
@@ -197,18 +237,30 @@ def _flash(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: f
         layout.context_starts,
         layout.max_query_len,
         layout.max_seq_len,
-        softmax_scale=scale,
+        softmax_scale=scoring.scale,
         causal=True,
+        window_size=(_left(scoring), 0),
+        softcap=scoring.softcap or 0.0,
         block_table=layout.block_tables,
     )
     return out
 
 
-def _triton(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float) -> Tensor:
+def _triton(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scoring: Scoring) -> Tensor:
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     n, tables, lengths = layout.num_decodes, layout.block_tables, layout.seq_lens
     if n:
-        decode_attention(query[:n], keys, values, tables[:n], lengths[:n], scale=scale, out=out[:n])
+        decode_attention(
+            query[:n],
+            keys,
+            values,
+            tables[:n],
+            lengths[:n],
+            scale=scoring.scale,
+            sliding_window=scoring.window,
+            softcap=scoring.softcap,
+            out=out[:n],
+        )
     if n < lengths.shape[0]:
         prefill_attention(
             query[n:],
@@ -218,7 +270,9 @@ def _triton(query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: 
             layout.prefill_starts,
             lengths[n:],
             max_query_len=layout.max_query_len,
-            scale=scale,
+            scale=scoring.scale,
+            sliding_window=scoring.window,
+            softcap=scoring.softcap,
             out=out[n:],
         )
     return out

@@ -53,10 +53,21 @@ class KVShape:
         return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products of queries and keys into scores. Layers of one model may differ."""
+
+    scale: float
+    window: int | None = None
+    """Tokens that a query sees, its own included; None: all up to its own. The cache keeps all of them."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap): Gemma 2 (arXiv 2408.00118), section 2."""
+
+
 class AttentionPlan(Protocol):
     """One step's attention, for each layer in turn."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Stores the step's keys and values, then attends.
 
         `query`: [1, heads, tokens, head_dim]; `key`, `value`: [1, kv_heads, tokens, head_dim].
@@ -88,13 +99,13 @@ def attention(
     if plan is None:
         # An ordinary forward on this module would silently lose causality: there is no mask.
         raise RuntimeError(f"attention {IMPLEMENTATION!r} runs only inside the engine, which passes {PLAN!r}")
-    for unsupported in ("sliding_window", "softcap", "s_aux"):
-        if kwargs.get(unsupported) is not None:
-            raise NotImplementedError(f"attention with {unsupported} is not supported yet")
+    if kwargs.get("s_aux") is not None:
+        raise NotImplementedError("attention with sinks (s_aux) is not supported yet")
     layer = module.layer_idx
     assert isinstance(layer, int)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(layer, query, key, value, scale), None
+    scoring = Scoring(scale, kwargs.get("sliding_window"), kwargs.get("softcap"))
+    return plan.attend(layer, query, key, value, scoring), None
 
 
 def register() -> None:

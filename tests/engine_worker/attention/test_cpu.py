@@ -8,22 +8,34 @@ import pytest
 import torch
 
 from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment
 
 HEADS, KV_HEADS, SIZE, DIM = 6, 2, 4, 8
 
 
-def full_attention(query, keys, values, scale):
+PLAIN = Scoring(0.3)
+
+
+def full_attention(query, keys, values, scoring):
     """`query`: [heads, DIM] at the last position of `keys`, `values`: [context, kv_heads, DIM]."""
+    if scoring.window is not None:
+        keys, values = keys[-scoring.window :], values[-scoring.window :]
     keys = keys.repeat_interleave(HEADS // KV_HEADS, dim=1)
     values = values.repeat_interleave(HEADS // KV_HEADS, dim=1)
-    weights = (torch.einsum("hd,chd->hc", query, keys) * scale).softmax(-1)
-    return torch.einsum("hc,chd->hd", weights, values)
+    scores = torch.einsum("hd,chd->hc", query, keys) * scoring.scale
+    if scoring.softcap is not None:
+        scores = scoring.softcap * (scores / scoring.softcap).tanh()
+    return torch.einsum("hc,chd->hd", scores.softmax(-1), values)
 
 
+@pytest.mark.parametrize(
+    "scoring",
+    [PLAIN, *(Scoring(0.3, window, softcap) for window in (1, 3, 4, 9, 40) for softcap in (None, 0.7))],
+    ids=str,
+)
 @pytest.mark.parametrize("scattered", [False, True], ids=["dense", "scattered"])
 @pytest.mark.parametrize("seed", range(5))
-def test_chunks_and_decodes_equal_full_attention(seed, scattered):
+def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     num_blocks = 400 if scattered else 60
@@ -47,25 +59,43 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered):
             parts.append(inputs[i][computed[i] : computed[i] + tokens])
         packed = torch.cat(parts).transpose(0, 1)[None]
         query, key, value = packed.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        out = backend.plan(segments).attend(1, query, key, value, 0.3)[0]
+        out = backend.plan(segments).attend(1, query, key, value, scoring)[0]
         for (i, tokens), segment in zip(step, segments, strict=True):
             outputs[i] += out[segment.start : segment.start + tokens]
             computed[i] += tokens
     for made, got in zip(inputs, outputs, strict=True):
         query, key, value = made.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
         for at, row in enumerate(got):
-            torch.testing.assert_close(row, full_attention(query[at], key[: at + 1], value[: at + 1], 0.3))
+            torch.testing.assert_close(
+                row, full_attention(query[at], key[: at + 1], value[: at + 1], scoring)
+            )
 
 
 def test_two_sequences_may_share_blocks():
     torch.manual_seed(0)
     backend = CpuAttention(KVShape(1, 20, KV_HEADS, SIZE, DIM), torch.float32)
     prefix = torch.randn(1, HEADS + 2 * KV_HEADS, 8, DIM)
-    backend.plan([Segment(0, 8, 8, [3, 4])]).attend(0, *prefix.split((HEADS, KV_HEADS, KV_HEADS), dim=1), 0.3)
+    backend.plan([Segment(0, 8, 8, [3, 4])]).attend(
+        0, *prefix.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN
+    )
     new = torch.randn(1, HEADS + 2 * KV_HEADS, 2, DIM)
     segments = [Segment(0, 1, 9, [3, 4, 5]), Segment(1, 1, 9, [3, 4, 6])]
-    out = backend.plan(segments).attend(0, *new.split((HEADS, KV_HEADS, KV_HEADS), dim=1), 0.3)[0]
+    out = backend.plan(segments).attend(0, *new.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN)[0]
     for i in range(2):
         whole = torch.cat((prefix[0], new[0, :, i : i + 1]), dim=1).transpose(0, 1)
         query, key, value = whole.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        torch.testing.assert_close(out[i], full_attention(query[-1], key, value, 0.3))
+        torch.testing.assert_close(out[i], full_attention(query[-1], key, value, PLAIN))
+
+
+def test_layers_with_and_without_a_window_share_a_step():
+    """Fault 3: a window hides keys from its own layer and leaves the cache as it is."""
+    torch.manual_seed(0)
+    backend = CpuAttention(KVShape(2, 20, KV_HEADS, SIZE, DIM), torch.float32)
+    made = torch.randn(1, HEADS + 2 * KV_HEADS, 19, DIM)
+    for begin, end in ((0, 7), (7, 18), (18, 19)):
+        plan = backend.plan([Segment(0, end - begin, end, [9, 2, 3, 14, 5])])
+        step = made[:, :, begin:end].split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        for layer, scoring in enumerate((Scoring(0.3, 5), PLAIN)):
+            out = plan.attend(layer, *step, scoring)[0, -1]
+            query, key, value = made[0, :, :end].transpose(0, 1).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+            torch.testing.assert_close(out, full_attention(query[-1], key, value, scoring))

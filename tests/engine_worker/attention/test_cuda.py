@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment
 from tests.engine_worker.attention.paging import DEVICE
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
@@ -29,14 +31,19 @@ def test_layout():
 
 @pytest.mark.parametrize("num_heads", [2, 6])
 def test_the_probe_measures(num_heads):
-    """The project's own kernels pass it; one that forgets to scale does not."""
+    """The project's own kernels pass it; one that forgets to scale, to cap or its window does not."""
     device = torch.device(DEVICE)
-    assert cuda.worst_error(cuda.KERNELS["triton"], num_heads, SHAPE, torch.float32, device) < 1e-5
+    triton = cuda.KERNELS["triton"]
+    assert cuda.worst_error(triton, num_heads, SHAPE, torch.float32, device) < 1e-5
+    gemma = Scoring(0.5, window=4096, softcap=0.4)
+    assert cuda.worst_error(triton, num_heads, SHAPE, torch.float32, device, gemma) < 1e-5
+    for forgotten in ({"scale": 1.0}, {"window": None}, {"softcap": None}):
 
-    def unscaled(query, keys, values, layout, scale):
-        return cuda.KERNELS["triton"](query, keys, values, layout, 1.0)
+        def forgetful(query, keys, values, layout, scoring, forgotten=forgotten):
+            return triton(query, keys, values, layout, replace(scoring, **forgotten))
 
-    assert cuda.worst_error(unscaled, num_heads, SHAPE, torch.float32, device) > cuda.TOLERANCE
+        error = cuda.worst_error(forgetful, num_heads, SHAPE, torch.float32, device, gemma)
+        assert error > cuda.TOLERANCE, forgotten
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU another kernel may be the right choice")
