@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 from tokenizers import Tokenizer
@@ -14,8 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.types import UnsupportedModel
-
-SUPPORTED: Final = ("llama", "mistral", "qwen2", "qwen3")
+from engine_worker.runner.families import context_length, refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +53,11 @@ def load(model_dir: Path) -> LoadedModel:
         special_token_ids=frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         ),
-        context_length=config.max_position_embeddings,
+        context_length=context_length(config),
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     )
-
-
-def refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raises UnsupportedModel for a family or a feature that would give wrong tokens."""
-    if config.model_type not in SUPPORTED:
-        raise UnsupportedModel(
-            f"architecture {config.model_type!r} is not served; served are: {', '.join(SUPPORTED)}"
-        )
-    # Mistral has a window whenever one is set; Qwen only for the layers named in layer_types.
-    layer_types = getattr(config, "layer_types", None) or ()
-    window = getattr(config, "sliding_window", None)
-    if "sliding_attention" in layer_types or (config.model_type == "mistral" and window):
-        raise UnsupportedModel(f"sliding-window attention ({config.model_type!r}) is not served yet")
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel("weights quantised by other tools are not served")
 
 
 def _eos_token_ids(model_dir: Path, config: PretrainedConfig) -> frozenset[int]:

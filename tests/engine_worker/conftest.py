@@ -1,4 +1,8 @@
-"""One model name per test: tests share a server and never each other's keys."""
+"""One model name per test: tests share a server and never each other's keys.
+
+Without a GPU the Triton kernels run in its interpreter, which is chosen when they, or torch's own
+users of triton, are imported: before any test module is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from engine_worker.broker import GatewayBroker, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams

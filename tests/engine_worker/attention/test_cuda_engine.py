@@ -18,14 +18,19 @@ from engine_worker.attention import cuda
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels take no CPU tensors")
-def test_engine_gives_the_same_tokens_on_both_backends(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("llama", {}), ("gemma2", {"sliding_window": 6, "attn_logit_softcapping": 2.0})],
+    ids=["llama", "gemma2"],
+)
+def test_engine_gives_the_same_tokens_on_both_backends(tmp_path, family, changes):
     """Chunked prefill, batched decode, preemption: what the whole engine makes of the cache."""
     rng = random.Random(3)
     requests = [
         request(str(i), [rng.randrange(256) for _ in range(n)], 6) for i, n in enumerate((1, 4, 5, 13, 21))
     ]
     config = EngineConfig(
-        model_dir=make_tiny_model(tmp_path),
+        model_dir=make_tiny_model(tmp_path, family, **changes),
         block_size=4,
         num_kv_blocks=12,
         max_num_seqs=4,

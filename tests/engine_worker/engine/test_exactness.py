@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.engine_worker.driving import Driver, request, run_tokens
 from tests.engine_worker.models import (
     greedy,
     greedy_given,
-    make_tiny_model,
     real_model_dir,
     reference,
     workload,
@@ -97,18 +95,6 @@ def test_ends_at_the_end_token(build_tiny, tiny_reference, expected):
     result = Driver(built).run([request("a", PROMPTS[3], 20, ignore_eos=False)])["a"]
     assert result.token_ids == expected[3][: expected[3].index(eos) + 1]
     assert (result.finish.reason, result.finish.stop_reason) == ("stop", None)
-
-
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
-def test_other_families(tmp_path: Path, tiny_config: EngineConfig, family: str):
-    changes = {"sliding_window": None} if family == "mistral" else {}
-    model_dir = make_tiny_model(tmp_path, family, **changes)
-    model = reference(model_dir)
-    config = EngineConfig(
-        model_dir=model_dir, block_size=4, num_kv_blocks=129, max_num_batched_tokens=64, threads=1
-    )
-    expected = [greedy(model, prompt, 12) for prompt in PROMPTS]
-    assert run_tokens(build(config), *_requests(12)) == expected
 
 
 def test_real_model_in_a_mix():

@@ -11,8 +11,9 @@ from transformers import AutoConfig
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner.families import context_length, refuse_unsupported
 from engine_worker.runner.linears import PackedLinear
-from engine_worker.runner.model_loader import load, refuse_unsupported
+from engine_worker.runner.model_loader import load
 from tests.engine_worker.driving import Driver, request
 from tests.engine_worker.models import make_tiny_model, reference, tiny_config
 
@@ -49,18 +50,23 @@ def test_fault_37_an_ordinary_forward_is_refused_and_others_are_untouched(tiny_d
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (tiny_config("gpt2", n_embd=32), "'gpt2' is not served; served are: llama"),
-        (tiny_config("mistral", sliding_window=16), "sliding-window"),
-        (
-            tiny_config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
-            "sliding-window",
-        ),
+        (tiny_config("gpt2", n_embd=32), "'gpt2' is not served; served are: gemma2"),
+        (tiny_config("gemma3_text", use_bidirectional_attention=True), "later tokens"),
+        (tiny_config("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_type 'dynamic'"),
+        (tiny_config("llama", quantization_config={"quant_method": "awq"}), "quantised by other tools"),
     ],
-    ids=["family", "mistral window", "qwen window"],
+    ids=["family", "bidirectional", "dynamic rope", "quantised"],
 )
 def test_what_would_give_wrong_tokens_is_refused_by_name(config, message):
     with pytest.raises(UnsupportedModel, match=message):
         refuse_unsupported(config)
+
+
+def test_longrope_is_served_up_to_where_its_frequencies_change():
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = tiny_config("phi3", rope_scaling=scaling, original_max_position_embeddings=64)
+    assert context_length(config) == 64
+    assert context_length(tiny_config("phi3")) == 256
 
 
 def test_a_directory_without_model_or_tokenizer_is_refused(tmp_path, tiny_dir):

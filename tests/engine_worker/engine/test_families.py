@@ -1,0 +1,102 @@
+"""Every served family, token for token against `transformers`, alone and in a mix."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from engine_worker.config import EngineConfig
+from engine_worker.engine.build import build
+from engine_worker.runner.families import SUPPORTED
+from tests.engine_worker.driving import Driver, request, run_tokens
+from tests.engine_worker.models import greedy, make_tiny_model, reference
+
+_RANDOM = random.Random(11)
+PROMPTS = [[_RANDOM.randrange(256) for _ in range(n)] for n in (1, 3, 7, 8, 9, 16, 23, 40)]
+NEW = 14
+WINDOW = 8
+"""Tokens: two blocks; most prompts are longer, and the others grow past it."""
+
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [4.0] * 4}
+CASES = {
+    "gemma2": (
+        "gemma2",
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma2-capped-logits": ("gemma2", {"sliding_window": WINDOW, "final_logit_softcapping": 1.5}),
+    "gemma3_text": (
+        "gemma3_text",
+        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": WINDOW}),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3-window": ("phi3", {"sliding_window": WINDOW}),
+    "phi3-longrope": ("phi3", {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 128}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+}
+
+
+def test_every_served_family_is_here():
+    assert {family for family, _ in CASES.values()} == set(SUPPORTED)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """A configuration and what `transformers` generates for each prompt alone."""
+    family, changes = CASES[request.param]
+    model_dir = make_tiny_model(tmp_path_factory.mktemp(request.param), family, **changes)
+    model = reference(model_dir)
+    expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
+    config = EngineConfig(
+        model_dir=model_dir,
+        block_size=4,
+        num_kv_blocks=129,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        threads=1,
+    )
+    return config, expected
+
+
+REQUESTS = [request(str(i), prompt, NEW) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_alone(case):
+    config, expected = case
+    built = build(config)
+    assert [run_tokens(built, item)[0] for item in REQUESTS] == expected
+
+
+@pytest.mark.parametrize("budget", [8, 11])
+def test_in_a_mix_with_chunked_prefill_and_preemption(case, budget):
+    config, expected = case
+    # 19 blocks of 4 hold a few of these requests, which end at 15 to 54 tokens.
+    driver = Driver(build(replace(config, num_kv_blocks=20, max_num_batched_tokens=budget)))
+    results = driver.run(REQUESTS)
+    assert driver.core.stats().preemptions > 0
+    assert [results[item.request_id].token_ids for item in REQUESTS] == expected
+
+
+def test_fault_03_a_window_reuses_no_wrong_blocks(case):
+    """The same prompts four times in one engine: blocks that others held are taken again."""
+    config, expected = case
+    built = build(replace(config, num_kv_blocks=40))
+    for round_ in range(4):
+        items = [replace(item, request_id=f"{round_}-{item.request_id}") for item in REQUESTS]
+        assert run_tokens(built, *items) == expected
+
+
+def test_the_cases_can_tell_a_window_from_none(tmp_path):
+    """A control: without the window these prompts give other tokens."""
+    family, changes = CASES["mistral-window"]
+    with_window = reference(make_tiny_model(tmp_path / "a", family, **changes))
+    without = reference(make_tiny_model(tmp_path / "b", family, sliding_window=None))
+    assert [greedy(with_window, p, NEW) for p in PROMPTS] != [greedy(without, p, NEW) for p in PROMPTS]
