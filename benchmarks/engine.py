@@ -234,6 +234,7 @@ def main() -> None:
                 max_num_seqs=_MAX_NUM_SEQS,
                 max_num_batched_tokens=_MAX_BATCHED_TOKENS,
                 threads=threads,
+                prefix_cache=False,  # rounds repeat the same prompts, which peers compute each time
             )
         )
         runner.run(engine.start())

@@ -65,6 +65,7 @@ def platform_running(model_dir: Path, scratch: Path) -> Iterator[tuple[str, str]
         "WEIR_PORT": str(port),
         "WEIR_MODEL": str(model_dir),
         "WEIR_MODEL_NAME": _MODEL_NAME,
+        "WEIR_PREFIX_CACHE": "false",  # rounds repeat the same prompts
     }
     log_path = scratch / "up.log"
     with log_path.open("wb") as log:

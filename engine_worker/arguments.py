@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class _Source:
     def __init__(self, parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
         self._parser = parser
         self._environ = environ
-        self._kinds: dict[str, type] = {}
+        self._kinds: dict[str, Callable[[str], Any]] = {}
         self._choices: dict[str, tuple[str, ...]] = {}
         self._defaults: dict[str, Any] = {}
         self.flags: dict[str, Any] = {}
@@ -133,11 +133,20 @@ class _Source:
         return values
 
 
-def _kind(hint: Any) -> tuple[type, tuple[str, ...]]:
-    """int, float, str or Path, and the choices of a Literal."""
+def true_or_false(text: str) -> bool:
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError as error:
+        raise ValueError(text) from error
+
+
+def _kind(hint: Any) -> tuple[Callable[[str], Any], tuple[str, ...]]:
+    """What makes an int, float, bool, str or Path of a text, and the choices of a Literal."""
     if isinstance(hint, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:
         return str, typing.get_args(hint)
+    if hint is bool:
+        return true_or_false, ()
     assert isinstance(hint, type), hint
     return hint, ()

@@ -28,6 +28,8 @@ class EngineConfig:
     """KV blocks in all, scratch block included; None: as many as `kv_cache_memory` holds."""
     kv_cache_memory: int = 2 << 30
     """Bytes for keys and values of all layers. On the CPU a page that is never used costs nothing."""
+    prefix_cache: bool = True
+    """Keep full blocks for requests of the same tenant that begin with the same tokens."""
     max_num_seqs: int = 64
     """Sequences that run at once."""
     max_num_batched_tokens: int = 512

@@ -108,6 +108,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     endpoint: str = ""
     """The route that asked, for the ledger: `chat.completions`, `completions`, `ws.chat`."""
     cache_salt: str = ""
+    """Who may find this prompt in a prefix cache: made by the gateway, never the client's own words."""
     trace: dict[str, str] = {}
     """W3C Trace Context headers."""
     v: int = msgspec.field(default_factory=_version)

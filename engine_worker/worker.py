@@ -142,7 +142,8 @@ class Worker:
                     priority=(request.tier_rank, 0.0),
                     # By this machine's clock, which need not agree with the server's.
                     deadline_ms=_now_ms() + claim.remaining_ms,
-                    cache_salt=request.cache_salt,
+                    # A gateway that makes no salt yet must not put its tenants into one cache.
+                    cache_salt=request.cache_salt or request.tenant_id,
                     resumed_token_ids=claim.logged_token_ids,
                 )
             )

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from engine_worker.engine.detokenizer import Detokenizer
 from engine_worker.engine.output_text import OutputText
+from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.sequence import Sequence
 from engine_worker.engine.types import EngineRequest, InvalidRequest
 from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
@@ -25,6 +26,9 @@ class Admission:
     vocab_size: int
     max_model_len: int
     """Prompt plus output."""
+    model_revision: str
+    cached_block_size: int | None
+    """Tokens per block of the prefix cache; None: there is none."""
 
     def admit(self, request: EngineRequest, uid: int) -> Sequence:
         """The request as a sequence, with the tokens of an earlier attempt replayed. Raises InvalidRequest."""
@@ -42,6 +46,7 @@ class Admission:
             max_tokens=min(sampling.max_tokens, self.max_model_len - len(prompt)),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             text=OutputText(Detokenizer(self.tokenizer, self.special_token_ids), sampling.stop),
+            prefix=self._prefix(request),
         )
         # Replayed one by one, as they were made: the text that the earlier attempt let out, and what
         # it held back, follow from the tokens.
@@ -50,6 +55,12 @@ class Admission:
                 sequence.append(token_id)
         sequence.take_output()
         return sequence
+
+    def _prefix(self, request: EngineRequest) -> PrefixKeys | None:
+        if self.cached_block_size is None:
+            return None
+        root = root_key(model_revision=self.model_revision, salt=request.cache_salt)
+        return PrefixKeys(root, self.cached_block_size)
 
     def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:

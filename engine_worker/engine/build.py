@@ -41,5 +41,7 @@ def build(config: EngineConfig) -> Built:
             vocab_size=loaded.vocab_size,
             # A sequence that the whole cache can't hold could never end.
             max_model_len=min(limit, pool.total * config.block_size),
+            model_revision=str(config.model_dir),
+            cached_block_size=config.block_size if config.prefix_cache else None,
         ),
     )

@@ -110,6 +110,9 @@ class EngineCore:
             step_s=self._last[0],
             scheduled_tokens=self._last[1],
             preemptions=self._scheduler.preemptions,
+            kv_blocks_cached=self._pool.cached,
+            prompt_tokens=self._scheduler.prompt_tokens,
+            cached_prompt_tokens=self._scheduler.cached_prompt_tokens,
         )
 
     def check(self) -> None:
@@ -139,6 +142,8 @@ class EngineCore:
         if sampled.token_id is None:
             self._fail(sequence, "the model's output is not a number, or every token is forbidden")
             return
+        # Not before a token was chosen: what gave no number must not be found by others.
+        self._scheduler.keep(sequence)
         sequence.append(sampled.token_id)
         if sampled.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs)
@@ -176,6 +181,7 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         sequence.end(FinishReason.ERROR, error=EngineError("engine_error", message))
-        # Whatever made it fail may have left NaN in its blocks, for their next holder to find.
-        self._runner.scrub(sequence.table.blocks)
+        # Whatever made it fail may have left NaN in its blocks, for their next holder to find. Shared
+        # ones are only no longer given to others: who still holds them has its own check.
+        self._runner.scrub(self._pool.forget(sequence.table))
         self._scheduler.remove(sequence)

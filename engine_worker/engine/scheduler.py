@@ -41,6 +41,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
@@ -91,37 +93,61 @@ class Scheduler:
         demand = sum(sequence.num_uncomputed for sequence in self.running)
         while self.waiting and demand < self._max_num_batched_tokens:
             head = self.waiting[0]
-            while not self._fits(head):
-                if not self._can_displace(head):
+            found = self._find(head)
+            while not self._fits(head, found):
+                if not self._can_displace(head, found):
                     return
                 demand -= self.running[-1].num_uncomputed
                 self._preempt(self.running[-1])
             self.waiting.remove(head)
-            self._pool.grow(head.table, len(head.token_ids))
+            self._start(head, found)
             head.status = Status.RUNNING
             insort(self.running, head, key=_ORDER)
             demand += head.num_uncomputed
 
-    def _fits(self, head: Sequence) -> bool:
+    def _find(self, head: Sequence) -> list[int]:
+        """The cached blocks that `head` can begin with."""
+        if head.prefix is None:
+            return []
+        # Never the last token: its logits are wanted, so it has to be computed.
+        return self._pool.find(head.prefix.of(head.token_ids, len(head.token_ids) - 1))
+
+    def _start(self, head: Sequence, found: list[int]) -> None:
+        self._pool.share(head.table, found)
+        self._pool.grow(head.table, len(head.token_ids))
+        head.num_computed = len(found) * self._pool.block_size
+        if head.num_cached is None:
+            head.num_cached = head.num_computed
+            self.prompt_tokens += head.num_prompt
+            self.cached_prompt_tokens += min(head.num_cached, head.num_prompt)
+
+    def keep(self, sequence: Sequence) -> None:
+        """What is computed of the sequence is good: its full blocks may serve others."""
+        full = sequence.num_computed // self._pool.block_size
+        if sequence.prefix is not None and full > sequence.table.num_known:
+            self._pool.learn(sequence.table, sequence.prefix.of(sequence.token_ids, sequence.num_computed))
+
+    def _fits(self, head: Sequence, found: list[int]) -> bool:
+        cost = self._pool.cost(len(head.token_ids), found)
         if not self.running:
-            return self._pool.missing(head.table, len(head.token_ids)) <= self._pool.free
+            return cost <= self._pool.available
         # Each running sequence may soon need one more block: admitting into the last of them would
         # only have the newcomer, or another, preempted a moment later.
-        missing = self._pool.missing(head.table, len(head.token_ids)) + len(self.running)
-        return len(self.running) < self._max_num_seqs and missing <= self._pool.free
+        return len(self.running) < self._max_num_seqs and cost + len(self.running) <= self._pool.available
 
-    def _can_displace(self, head: Sequence) -> bool:
+    def _can_displace(self, head: Sequence, found: list[int]) -> bool:
         """Whether preempting sequences of strictly lower classes would let `head` run."""
-        lower = [sequence for sequence in self.running if sequence.rank > head.rank]
+        lower = [sequence.table for sequence in self.running if sequence.rank > head.rank]
         if not lower:
             return False
         staying = len(self.running) - len(lower)
-        gained = sum(len(sequence.table.blocks) for sequence in lower)
-        missing = self._pool.missing(head.table, len(head.token_ids)) + staying
-        return missing <= self._pool.free + gained
+        freed = self._pool.freed_by(lower)
+        cost = self._pool.cost(len(head.token_ids), found, freed)
+        return cost + staying <= self._pool.available + len(freed)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to waiting, to be recomputed from its tokens: it loses its blocks, nothing else."""
+        """Back to waiting: it loses its blocks, nothing else. What it finds of them in the prefix cache
+        when it comes back is not recomputed."""
         self.running.remove(sequence)
         self._pool.release(sequence.table)
         sequence.num_computed = 0

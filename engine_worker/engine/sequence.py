@@ -7,6 +7,7 @@ from enum import Enum
 
 from engine_worker.engine.block_pool import BlockTable
 from engine_worker.engine.output_text import OutputText
+from engine_worker.engine.prefix import PrefixKeys
 from engine_worker.engine.types import EngineRequest, RequestOutput
 from engine_worker.protocol import EngineError, Finish, FinishReason, PositionLogprobs, SamplingParams
 
@@ -36,9 +37,13 @@ class Sequence:
     stop_ids: frozenset[int]
     """Ids that end this request: the model's end tokens, unless ignored, and the request's own."""
     text: OutputText
+    prefix: PrefixKeys | None = None
+    """Names of its blocks in the prefix cache; None: neither looked up nor kept there."""
     table: BlockTable = field(default_factory=BlockTable)
     status: Status = Status.WAITING
     num_computed: int = 0
+    num_cached: int | None = None
+    """Tokens found in the prefix cache when it first began to run."""
     num_emitted: int = 0
     """Output tokens that the caller has, those of earlier attempts included."""
     logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -96,6 +101,7 @@ class Sequence:
             reason=reason,
             prompt_tokens=self.num_prompt,
             completion_tokens=self.num_output,
+            cached_tokens=min(self.num_cached or 0, self.num_prompt),
             stop_reason=stop_reason,
             error=error,
         )

@@ -70,7 +70,13 @@ class EngineStats:
     scheduled_tokens: int
     """Tokens computed in the last step."""
     preemptions: int
-    """Since start."""
+    """Since start, as all below."""
+    kv_blocks_cached: int = 0
+    """Now: held by nobody, kept for their content."""
+    prompt_tokens: int = 0
+    """Of requests that have begun to run."""
+    cached_prompt_tokens: int = 0
+    """Those of them that the prefix cache held."""
 
 
 class Engine(Protocol):

@@ -44,6 +44,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    """Parts a tenant's cached prompts; it never joins two tenants'."""
 
     def sampling_params(self, *, max_tokens: int, vocab_size: int, seed: int) -> SamplingParams:
         """For the engine. `max_tokens` is decided already; `seed` is used when the client gave none.

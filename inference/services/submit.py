@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import uuid_utils
+from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
 from engine_worker.protocol import GenerateRequest
@@ -43,6 +44,15 @@ class Submission:
 
 def new_request_id(prefix: str) -> str:
     return f"{prefix}-{uuid_utils.uuid7().hex}"
+
+
+def cache_salt(tenant_public_id: str, own: str) -> str:
+    """Who may share cached prompts: one tenant, in it those who give the same salt of their own.
+
+    With the server's secret in it, so that nobody can work out another's and time their prompts.
+    """
+    mac = salted_hmac("weir.prefix-cache", f"{tenant_public_id}\0{own}", algorithm="sha256")
+    return mac.hexdigest()
 
 
 async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
@@ -84,6 +94,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         key_id=principal.key_public_id,
         user_id=principal.user_public_id,
         endpoint=asked.endpoint,
+        cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
         trace=asked.trace,
     )
     with _released_on_failure(runtime, principal, reservation_id):

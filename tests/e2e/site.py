@@ -24,7 +24,7 @@ from tests.engine_worker.models import VOCAB_SIZE, byte_tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "scripted-model"
 TOKENS_PER_S = 40
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ def scripted_model(directory: Path) -> Path:
     (directory / "config.json").write_text(
         json.dumps({"architectures": ["Scripted"], "vocab_size": VOCAB_SIZE, "eos_token_id": 256})
     )
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": _CHAT_TEMPLATE}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     return directory
 
 

@@ -47,6 +47,11 @@ def test_flags_win_over_the_environment():
     assert (arguments.worker.lease_ms, arguments.worker.drain_grace_s) == (99, 7.0)
 
 
+@pytest.mark.parametrize(("text", "value"), [("false", False), ("0", False), ("True", True), ("1", True)])
+def test_switches(text, value):
+    assert parse(["--model", "a=b", "--prefix-cache", text], REDIS).engine == {"prefix_cache": value}
+
+
 def test_the_redis_url_may_lie_in_a_file(tmp_path):
     (tmp_path / "url").write_text("redis://from-a-file\n")
     arguments = parse(["--model", "a=b"], {"REDIS_URL_FILE": str(tmp_path / "url")})
@@ -57,6 +62,8 @@ def test_the_redis_url_may_lie_in_a_file(tmp_path):
     ("argv", "environ", "named"),
     [
         ([], REDIS, "WEIR_MODEL"),
+        (["--model", "a=b", "--prefix-cache", "maybe"], REDIS, "--prefix-cache"),
+        (["--model", "a=b"], REDIS | {"WEIR_PREFIX_CACHE": "off?"}, "WEIR_PREFIX_CACHE"),
         (["--model", "a=b"], {}, "REDIS_URL"),
         (["--model", "a=b"], REDIS | {"WEIR_MAX_NUM_SEQS": "many"}, "WEIR_MAX_NUM_SEQS"),
         (["--model", "a=b"], REDIS | {"WEIR_PRECISION": "fp12"}, "WEIR_PRECISION"),

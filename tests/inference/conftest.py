@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 from django.db import connection
 from openai import OpenAI
 
+from engine_worker.broker import keys
 from tenants.principal import LimitMetric
-from tests.e2e.site import MODEL, Site, running_site
+from tests.e2e.site import CHAT_TEMPLATE, MODEL, ROOT, Site, running_site, wait_until
+from tests.engine_worker.models import make_tiny_model
 from tests.factories import make_key, make_tenant, set_limit
 
 
@@ -35,6 +42,28 @@ def key(transactional_db: None) -> str:
 @pytest.fixture
 def model() -> str:
     return MODEL
+
+
+@pytest.fixture(scope="session")
+def engine_model(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The real engine with a tiny random model, whose tokens are bytes, as a second worker of the site."""
+    name = "tiny-engine"
+    directory = make_tiny_model(tmp_path_factory.mktemp(name), max_position_embeddings=4096)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    with site.log.open("ab") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "engine_worker", "--model", f"{name}={directory}", "--block-size", "4",
+             "--num-kv-blocks", "4096", "--threads", "1"],
+            cwd=ROOT, env=site.env | {"WEIR_MODEL_NAME": ""}, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        with redis.Redis.from_url(settings.REDIS_URL) as server:
+            card = keys.model_prefix(name) + "card"
+            wait_until(lambda: server.exists(card) == 1, "the engine's worker", site.log, 180)
+        yield name
+    finally:
+        worker.terminate()
+        worker.wait(30)
 
 
 @pytest.fixture

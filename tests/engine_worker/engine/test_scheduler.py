@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.detokenizer import Detokenizer
 from engine_worker.engine.output_text import OutputText
+from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.protocol import FinishReason
@@ -17,15 +18,25 @@ from tests.engine_worker.models import byte_tokenizer
 _TOKENIZER = byte_tokenizer()
 
 
-def sequence(uid: int, prompt: int, max_tokens: int = 8, priority: tuple[int, float] = (0, 0.0)) -> Sequence:
+def sequence(
+    uid: int,
+    prompt: int,
+    max_tokens: int = 8,
+    priority: tuple[int, float] = (0, 0.0),
+    *,
+    token: int = 1,
+    salt: str | None = None,
+) -> Sequence:
+    """Without a salt it takes no part in the prefix cache."""
     return Sequence(
         uid=uid,
-        request=request(str(uid), [1] * prompt, max_tokens, priority=priority),
-        token_ids=[1] * prompt,
+        request=request(str(uid), [token] * prompt, max_tokens, priority=priority, cache_salt=salt or ""),
+        token_ids=[token] * prompt,
         num_prompt=prompt,
         max_tokens=max_tokens,
         stop_ids=frozenset(),
         text=OutputText(Detokenizer(_TOKENIZER, frozenset())),
+        prefix=None if salt is None else PrefixKeys(root_key(model_revision="r", salt=salt), 4),
     )
 
 
@@ -40,6 +51,7 @@ def compute(scheduler: Scheduler, plan: list[Scheduled]) -> None:
         sampled = item.samples
         item.sequence.num_computed += item.num_tokens
         if sampled:
+            scheduler.keep(item.sequence)
             item.sequence.append(1)
             if item.sequence.finish is not None:
                 scheduler.remove(item.sequence)
@@ -144,7 +156,14 @@ def test_remove_is_idempotent_in_each_state():
 
 _ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 20), st.integers(0, 2)),
+        st.tuples(
+            st.just("add"),
+            st.integers(1, 30),
+            st.integers(1, 20),
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.sampled_from([None, "A", "B"]),
+        ),
         st.tuples(st.just("step")),
         st.tuples(st.just("step")),
         st.tuples(st.just("abort"), st.integers(0, 20)),
@@ -160,11 +179,26 @@ def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, s
     """Random arrivals, steps, aborts (also between schedule and update) and the preemptions that follow."""
     scheduler, pool = make(num_blocks, seqs=seqs, budget=budget)
     everything: list[Sequence] = []
+    memory: dict[tuple[int, int], object] = {}
+
+    def content(item: Sequence, at: int) -> object:
+        return (item.request.cache_salt, tuple(item.token_ids[: at + 1]))
+
+    def cells(item: Sequence, start: int, end: int) -> list[tuple[int, int]]:
+        return [(item.table.blocks[at // 4], at % 4) for at in range(start, end)]
 
     def step(abort: int | None = None) -> bool:
         plan = scheduler.schedule()
         assert sum(item.num_tokens for item in plan) <= budget
         assert len({item.sequence.uid for item in plan}) == len(plan)
+        for item in plan:
+            mine, start = item.sequence, item.sequence.num_computed
+            for at, cell in enumerate(cells(mine, start, start + item.num_tokens), start):
+                memory[cell] = content(mine, at)
+        # Nothing that anybody relies on has been overwritten, or is another's.
+        for item in scheduler.running:
+            for at, cell in enumerate(cells(item, 0, item.num_computed)):
+                assert memory[cell] == content(item, at)
         for item in plan:
             assert 0 < item.num_tokens <= item.sequence.num_uncomputed
             assert len(item.sequence.table.blocks) * 4 >= item.sequence.num_computed + item.num_tokens
@@ -175,8 +209,8 @@ def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, s
 
     for name, *values in actions:
         if name == "add":
-            prompt, max_tokens, rank = values
-            item = sequence(len(everything) + 1, prompt, max_tokens, (rank, 0.0))
+            prompt, max_tokens, rank, token, salt = values
+            item = sequence(len(everything) + 1, prompt, max_tokens, (rank, 0.0), token=token, salt=salt)
             everything.append(item)
             scheduler.add(item)
         elif name == "step":
@@ -195,7 +229,7 @@ def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, s
             break
     assert not scheduler.running
     assert not scheduler.waiting
-    assert pool.free == pool.total
+    assert pool.available == pool.total
     for item in everything:
         assert item.status is Status.FINISHED
         assert item.finish is None or item.finish.reason == FinishReason.LENGTH
