@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
+from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
-from inference.models import ParkedUsageEvent, UsageRecord
-from inference.services.usage import UnfitEvent, file_parked_event
+from inference.models import ParkedUsageEvent, UsageAdjustment, UsageRecord
+from inference.services.ledger import UnfitEvent, adjust_usage, file_parked_event
 from tenants.admin.base import ReadOnlyAdmin, actor_of
+from tenants.templatetags.figures import usd
 
 _REASONS = {
     "stop": "success",
@@ -26,24 +29,36 @@ _REASONS = {
 
 @admin.register(UsageRecord)
 class UsageRecordAdmin(ReadOnlyAdmin):
-    list_display = ("ended", "tenant", "model", "tier", "ending", "prompt", "output", "seconds", "request_id")
-    list_filter = ("finish_reason", "tier", "model", ("finished_at", admin.DateFieldListFilter))
+    list_display = (
+        "accepted",
+        "tenant",
+        "model",
+        "tier",
+        "ending",
+        "prompt",
+        "output",
+        "cost",
+        "seconds",
+        "request_id",
+    )
+    list_filter = ("finish_reason", "tier", "model", ("created_at", admin.DateFieldListFilter))
     list_select_related = ("tenant",)
     search_fields = ("=request_id", "tenant__name", "tenant__slug", "=key_public_id", "=user_public_id")
     search_help_text = "Request id, tenant, or the public id of a key or person"
-    ordering = ("-finished_at",)
+    ordering = ("-created_at", "-id")
     fieldsets = (
         (None, {"fields": ("request_id", "tenant", "model", "tier", "endpoint")}),
         ("Who", {"fields": ("key_public_id", "user_public_id")}),
         ("End", {"fields": ("finish_reason", "error_code", "attempts", "worker_id")}),
         ("Tokens", {"fields": ("prompt_tokens", "cached_tokens", "completion_tokens", "reservation_id")}),
+        ("Cost", {"fields": ("cost", "price_public_id", "day")}),
         ("Times", {"fields": ("created_at", "claimed_at", "first_token_at", "finished_at", "recorded_at")}),
     )
 
-    @display(description="finished", ordering="finished_at")
-    def ended(self, record: UsageRecord) -> str:
+    @display(description="accepted", ordering="created_at")
+    def accepted(self, record: UsageRecord) -> str:
         # To the second: a list of requests is read by the second.
-        return timezone.localtime(record.finished_at).strftime("%Y-%m-%d %H:%M:%S")
+        return timezone.localtime(record.created_at).strftime("%Y-%m-%d %H:%M:%S")
 
     @display(description="prompt (cached)", ordering="prompt_tokens")
     def prompt(self, record: UsageRecord) -> str:
@@ -53,6 +68,10 @@ class UsageRecordAdmin(ReadOnlyAdmin):
     def output(self, record: UsageRecord) -> int:
         return record.completion_tokens
 
+    @display(description="cost", ordering="cost_microusd")
+    def cost(self, record: UsageRecord) -> str:
+        return usd(record.cost_microusd)
+
     @display(description="end", ordering="finish_reason", label=_REASONS)
     def ending(self, record: UsageRecord) -> str:
         return record.finish_reason
@@ -60,6 +79,34 @@ class UsageRecordAdmin(ReadOnlyAdmin):
     @display(description="seconds")
     def seconds(self, record: UsageRecord) -> str:
         return f"{(record.finished_at - record.created_at).total_seconds():.2f}"
+
+
+@admin.register(UsageAdjustment)
+class UsageAdjustmentAdmin(ModelAdmin):
+    """Written once, changed never: what was wrong is put right by another one."""
+
+    show_full_result_count = False
+    list_display = ("created_at", "tenant", "cost", "reason", "actor_label", "request_id")
+    list_select_related = ("tenant",)
+    search_fields = ("=request_id", "tenant__name", "tenant__slug", "reason", "actor_label")
+    fields = ("tenant", "cost_microusd", "reason")
+    autocomplete_fields = ("tenant",)
+
+    @display(description="cost", ordering="cost_microusd")
+    def cost(self, adjustment: UsageAdjustment) -> str:
+        return usd(adjustment.cost_microusd)
+
+    def save_model(self, request: HttpRequest, obj: UsageAdjustment, form: Any, change: bool) -> None:
+        saved = adjust_usage(
+            actor=actor_of(request), tenant=obj.tenant, cost_microusd=obj.cost_microusd, reason=obj.reason
+        )
+        obj.pk, obj.public_id = saved.pk, saved.public_id
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
 
 @admin.register(ParkedUsageEvent)

@@ -1,4 +1,4 @@
-"""Reads of the usage ledger. Every one names its tenant; none loads more rows than a page shows."""
+"""Reads of the usage ledger and its roll-ups. Every one names its tenant; none loads more rows than a page shows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from django.db.models import Aggregate, Count, Q, Sum
-from django.db.models.functions import TruncDate
+from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
-from inference.models import UsageRecord
+from inference.models import UsageDay, UsageRecord
 from tenants.models import Tenant
 
 
@@ -19,6 +18,8 @@ class Totals:
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    cost_microusd: int
+    """Adjustments included."""
 
     @property
     def total_tokens(self) -> int:
@@ -34,60 +35,73 @@ class DayOfModel:
     """Ended by an error or at their deadline."""
     prompt_tokens: int
     completion_tokens: int
+    cost_microusd: int
+    """Adjustments included."""
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
+_COST = F("cost_microusd") + F("adjustment_microusd")
 _FAILED = Q(finish_reason__in=("error", "deadline"))
 
 
-def start_of_day(now: datetime | None = None) -> datetime:
-    return timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
+def today_of(tenant: Tenant, now: datetime | None = None) -> date:
+    """The day it is where the tenant is."""
+    return (now or timezone.now()).astimezone(tenant.zone).date()
 
 
 def today_and_this_month(tenant: Tenant, now: datetime | None = None) -> tuple[Totals, Totals]:
-    """What the tenant used today and this month, in one query."""
-    today = start_of_day(now)
-    this_month = UsageRecord.objects.filter(tenant=tenant, finished_at__gte=today.replace(day=1))
-    row = this_month.aggregate(**_sums("month"), **_sums("today", Q(finished_at__gte=today)))
+    """What the tenant used today and this month, in its own time zone, in one query."""
+    today = today_of(tenant, now)
+    this_month = UsageDay.objects.filter(tenant=tenant, day__gte=today.replace(day=1), day__lte=today)
+    row = this_month.aggregate(**_sums("month"), **_sums("today", Q(day=today)))
     return _totals(row, "today"), _totals(row, "month")
 
 
 def _sums(span: str, condition: Q | None = None) -> dict[str, Aggregate]:
     return {
-        f"{span}_requests": Count("id", filter=condition),
+        f"{span}_requests": Sum("requests", filter=condition, default=0),
         f"{span}_prompt": Sum("prompt_tokens", filter=condition, default=0),
         f"{span}_completion": Sum("completion_tokens", filter=condition, default=0),
+        f"{span}_cost": Sum(_COST, filter=condition, default=0),
     }
 
 
 def _totals(row: dict[str, int], span: str) -> Totals:
-    return Totals(row[f"{span}_requests"], row[f"{span}_prompt"], row[f"{span}_completion"])
+    return Totals(*(int(row[f"{span}_{name}"]) for name in ("requests", "prompt", "completion", "cost")))
 
 
 def recent_requests(tenant: Tenant, *, limit: int) -> list[UsageRecord]:
-    """The latest finished requests, newest first."""
-    return list(UsageRecord.objects.filter(tenant=tenant).order_by("-finished_at", "-id")[:limit])
+    """The latest accepted requests that have ended, newest first."""
+    return list(UsageRecord.objects.filter(tenant=tenant).order_by("-created_at", "-id")[:limit])
 
 
 def usage_by_day_and_model(tenant: Tenant, *, days: int, now: datetime | None = None) -> list[DayOfModel]:
     """One row per day and model of the last `days` days, today included; newest day first, busiest model first."""
-    since = start_of_day(now) - timedelta(days=days - 1)
+    since = today_of(tenant, now) - timedelta(days=days - 1)
     rows = (
-        UsageRecord.objects.filter(tenant=tenant, finished_at__gte=since)
-        .order_by()
-        .values("model", day=TruncDate("finished_at"))
+        UsageDay.objects.filter(tenant=tenant, day__gte=since)
+        .values("day", "model")
         .annotate(
-            requests=Count("id"),
-            failed=Count("id", filter=_FAILED),
+            all_requests=Sum("requests"),
+            failed=Sum("requests", filter=_FAILED, default=0),
             prompt=Sum("prompt_tokens"),
             completion=Sum("completion_tokens"),
+            cost=Sum(_COST),
         )
     )
     usage = [
-        DayOfModel(row["day"], row["model"], row["requests"], row["failed"], row["prompt"], row["completion"])
+        DayOfModel(
+            day=row["day"],
+            model=row["model"],
+            requests=int(row["all_requests"]),
+            failed=int(row["failed"]),
+            prompt_tokens=int(row["prompt"]),
+            completion_tokens=int(row["completion"]),
+            cost_microusd=int(row["cost"]),
+        )
         for row in rows
     ]
     return sorted(usage, key=lambda row: (-row.day.toordinal(), -row.total_tokens, row.model))
@@ -98,4 +112,5 @@ def total(rows: Sequence[DayOfModel]) -> Totals:
         sum(row.requests for row in rows),
         sum(row.prompt_tokens for row in rows),
         sum(row.completion_tokens for row in rows),
+        sum(row.cost_microusd for row in rows),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from inference.services.partitions import make_partitions_ahead
 from inference.services.usage import drain_usage_stream
 
 
@@ -11,3 +12,9 @@ from inference.services.usage import drain_usage_stream
 def drain_usage() -> None:
     """Usage stream to ledger; the timetable runs it every couple of seconds."""
     drain_usage_stream()
+
+
+@shared_task(name="inference.tasks.make_partitions", soft_time_limit=45, time_limit=60, ignore_result=True)
+def make_partitions() -> None:
+    """The ledger's coming months; once a day is plenty."""
+    make_partitions_ahead()

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from tenants.models import ApiKey, AuthEpoch, Membership, QuotaLimit, Role, Tenant, Tier, User
+from tenants.models import ApiKey, AuthEpoch, Membership, ModelPrice, QuotaLimit, Role, Tenant, Tier, User
+from tenants.pricing import Price
 from tenants.principal import LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
 
 _EVERYTHING: Final = frozenset(Scope)
@@ -131,6 +132,22 @@ def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:
         )
         for row in rows
     )
+
+
+def model_prices(models: Collection[str]) -> dict[str, list[Price]]:
+    """Every price, past and to come, of the models that have one."""
+    found: dict[str, list[Price]] = {}
+    for row in ModelPrice.objects.filter(model__in=models):
+        found.setdefault(row.model, []).append(
+            Price(
+                public_id=str(row.public_id),
+                valid_from=row.valid_from,
+                input_microusd_per_mtok=row.input_microusd_per_mtok,
+                cached_input_microusd_per_mtok=row.cached_input_microusd_per_mtok,
+                output_microusd_per_mtok=row.output_microusd_per_mtok,
+            )
+        )
+    return found
 
 
 def get_api_key(principal: Principal, public_id: str) -> ApiKey:

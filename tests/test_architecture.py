@@ -18,6 +18,8 @@ UNSCOPED_ALLOWED = {
     "tenants/models/member.py": "declares it",
     "tenants/models/quota.py": "declares it",
     "inference/models/usage.py": "declares it",
+    "inference/models/adjustment.py": "declares it",
+    "inference/models/rollup.py": "declares it",
     "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",
     "tenants/services/audit.py": "the operator's own affairs belong to no tenant",
     "tenants/services/limits.py": "a tier's limits belong to no tenant",

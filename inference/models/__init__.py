@@ -1,3 +1,23 @@
-from inference.models.usage import ParkedUsageEvent, UsageRecord
+from inference.models.adjustment import UsageAdjustment
+from inference.models.rollup import (
+    LATENCY_STEP,
+    LatencyDay,
+    LatencyMetric,
+    UsageDay,
+    UsageHour,
+    percentile_ms,
+)
+from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
 
-__all__ = ["ParkedUsageEvent", "UsageRecord"]
+__all__ = [
+    "LATENCY_STEP",
+    "LatencyDay",
+    "LatencyMetric",
+    "ParkedUsageEvent",
+    "RecordedRequest",
+    "UsageAdjustment",
+    "UsageDay",
+    "UsageHour",
+    "UsageRecord",
+    "percentile_ms",
+]

@@ -1,7 +1,12 @@
 """The usage ledger: one row per request, whatever its end. Append-only: a trigger refuses UPDATE and DELETE.
 
-Corrections are new rows. Keys and users are kept by public id, not by reference: the ledger outlives
-them, and a row must never be lost because one of them is gone.
+The table is partitioned by the month in which a request was accepted (services/partitions.py); that moment
+decides as well which price holds, and to which day and month of its tenant the request belongs. Both are
+fixed on the row. A trigger adds each new row to the roll-ups (rollup.py), in the same transaction, and
+notes its request id in RecordedRequest, whose primary key spans all partitions: one row per request.
+
+Corrections are rows of another table (adjustment.py). Keys and users are kept by public id, not by
+reference: the ledger outlives them, and a row must never be lost because one of them is gone.
 """
 
 from __future__ import annotations
@@ -15,10 +20,13 @@ from tenants.scope import TenantScopedManager
 
 
 class UsageRecord(models.Model):
-    public_id = models.UUIDField(default=uuid_utils.compat.uuid7, unique=True, editable=False)
-    request_id = models.CharField(max_length=128, unique=True)
-    """Unique: an event that is delivered twice is billed once."""
+    # In the database the primary key is (id, created_at): a partitioned table's must hold its partition key.
+    public_id = models.UUIDField(default=uuid_utils.compat.uuid7, editable=False)
+    request_id = models.CharField(max_length=128)
+    """Unique by RecordedRequest: an event that is delivered twice is billed once."""
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="usage_records")
+    project_public_id = models.UUIDField(null=True)
+    """The project of its key, at that time."""
     key_public_id = models.UUIDField(null=True)
     user_public_id = models.UUIDField(null=True)
     model = models.CharField(max_length=200)
@@ -29,6 +37,12 @@ class UsageRecord(models.Model):
     prompt_tokens = models.PositiveIntegerField()
     cached_tokens = models.PositiveIntegerField(default=0)
     completion_tokens = models.PositiveIntegerField()
+    cost_microusd = models.PositiveBigIntegerField(default=0)
+    """By the price that held when the request was accepted; never reckoned anew."""
+    price_public_id = models.UUIDField(null=True)
+    """That price; null where the model had none."""
+    day = models.DateField()
+    """The day of acceptance in the tenant's time zone as it was then: budgets and daily reports count by it."""
     reservation_id = models.CharField(max_length=128, blank=True)
     worker_id = models.CharField(max_length=128, blank=True)
     attempts = models.PositiveIntegerField(default=0)
@@ -47,10 +61,14 @@ class UsageRecord(models.Model):
         base_manager_name = "unscoped"
         ordering = ["-id"]
         indexes = [
-            # A tenant's usage over a span of time: reports and the console's request log.
-            models.Index(fields=["tenant", "-finished_at"], name="usage_by_tenant_and_time"),
-            # The operator's list, newest first, and retention.
-            models.Index(fields=["-finished_at"], name="usage_by_time"),
+            # A tenant's requests over a span of time: the console's request log, exports.
+            models.Index(fields=["tenant", "-created_at", "-id"], name="usage_by_tenant_and_time"),
+            # A tenant's budgets, rebuilt after Redis was lost; the statement's check.
+            models.Index(fields=["tenant", "day"], name="usage_by_tenant_and_day"),
+            # The operator's list, newest first.
+            models.Index(fields=["-created_at", "-id"], name="usage_by_time"),
+            # One request, by the id that its client has.
+            models.Index(fields=["request_id"], name="usage_by_request"),
         ]
         constraints = [
             models.CheckConstraint(condition=~Q(request_id=""), name="usage_has_a_request"),
@@ -65,6 +83,17 @@ class UsageRecord(models.Model):
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+class RecordedRequest(models.Model):
+    """The request ids that the ledger has. Written by the ledger's trigger alone."""
+
+    request_id = models.CharField(max_length=128, primary_key=True)
+    created_at = models.DateTimeField()
+    """As the ledger row's: goes when its month goes."""
+
+    def __str__(self) -> str:
+        return self.request_id
 
 
 class ParkedUsageEvent(models.Model):

@@ -10,7 +10,7 @@ from typing import Final, Self
 import structlog
 
 from engine_worker.broker import BrokerUnavailable
-from engine_worker.protocol import Chunk, Finish, FinishReason
+from engine_worker.protocol import Chunk, Finish, FinishReason, charged_prompt_tokens
 from inference.errors import ApiError, DeadlineExceeded, GenerationFailed, InvalidRequest, Overloaded
 from inference.runtime import Runtime
 from inference.streams import StreamLost, TokenStream
@@ -150,7 +150,11 @@ class Generation:
             await self._runtime.quotas.settle(
                 tenant_public_id=self.ticket.tenant_id,
                 reservation_id=self.ticket.reservation_id,
-                prompt_tokens=finish.prompt_tokens,
+                prompt_tokens=charged_prompt_tokens(
+                    finish_reason=finish.reason,
+                    prompt_tokens=finish.prompt_tokens,
+                    completion_tokens=finish.completion_tokens,
+                ),
                 completion_tokens=finish.completion_tokens,
             )
         except QuotaUnavailable:

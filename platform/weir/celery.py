@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from celery import Celery
+from celery.schedules import crontab
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
 
@@ -17,5 +18,9 @@ app.conf.beat_schedule = {
         "schedule": 2.0,
         # One that could not run in time is worth nothing: the next does its work too.
         "options": {"expires": 10.0},
+    },
+    "make-partitions": {
+        "task": "inference.tasks.make_partitions",
+        "schedule": crontab(hour="3", minute="17"),
     },
 }

@@ -5,6 +5,7 @@ from django.contrib import admin
 from tenants.admin.api_keys import ApiKeyAdmin
 from tenants.admin.audit import AuditEntryAdmin
 from tenants.admin.limits import QuotaLimitAdmin
+from tenants.admin.prices import ModelPriceAdmin
 from tenants.admin.tenants import MembershipAdmin, TenantAdmin, TierAdmin
 from tenants.admin.users import GroupAdmin, UserAdmin
 
@@ -13,6 +14,7 @@ __all__ = [
     "AuditEntryAdmin",
     "GroupAdmin",
     "MembershipAdmin",
+    "ModelPriceAdmin",
     "QuotaLimitAdmin",
     "TenantAdmin",
     "TierAdmin",

@@ -2,6 +2,7 @@ from tenants.models.api_key import ApiKey, ApiKeyUse
 from tenants.models.audit import ActorKind, AuditEntry
 from tenants.models.auth_epoch import AuthEpoch
 from tenants.models.member import Membership, Role
+from tenants.models.price import ModelPrice
 from tenants.models.quota import QuotaLimit
 from tenants.models.tenant import Tenant
 from tenants.models.tier import Tier
@@ -14,6 +15,7 @@ __all__ = [
     "AuditEntry",
     "AuthEpoch",
     "Membership",
+    "ModelPrice",
     "QuotaLimit",
     "Role",
     "Tenant",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from zoneinfo import ZoneInfo, available_timezones
+
 import uuid_utils.compat
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import models
 
 from tenants.models.tier import Tier
@@ -16,6 +19,12 @@ class Tenant(models.Model):
     tier = models.ForeignKey(Tier, on_delete=models.PROTECT, related_name="tenants")
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL, through="tenants.Membership", related_name="tenants"
+    )
+    timezone = models.CharField(
+        "time zone",
+        max_length=64,
+        default="UTC",
+        help_text="Its days and months begin at midnight there: budgets, reports, statements.",
     )
     suspended_at = models.DateTimeField(null=True, blank=True, editable=False)
     suspended_reason = models.CharField(max_length=200, blank=True, editable=False)
@@ -34,6 +43,14 @@ class Tenant(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        if self.timezone not in available_timezones():
+            raise ValidationError({"timezone": "No time zone of the IANA database, as Europe/Berlin is."})
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.timezone)
 
     @property
     def is_suspended(self) -> bool:

@@ -4,6 +4,7 @@ from tenants.services.api_keys import IssuedKey, issue_api_key, revoke_api_key
 from tenants.services.audit import Actor, record_audit
 from tenants.services.demo import Demo, ensure_demo
 from tenants.services.limits import remove_quota_limit, set_quota_limit
+from tenants.services.prices import set_model_price
 from tenants.services.tenants import add_member, create_tenant, resume_tenant, suspend_tenant
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "remove_quota_limit",
     "resume_tenant",
     "revoke_api_key",
+    "set_model_price",
     "set_quota_limit",
     "suspend_tenant",
 ]

@@ -21,6 +21,18 @@ def count(value: int | None) -> str:
 
 
 @register.filter
+def usd(microusd: int | None) -> str:
+    """1234567 -> $1.23; small amounts to the micro-dollar: 42 -> $0.000042."""
+    if microusd is None:
+        return _UNKNOWN
+    sign, whole = ("-" if microusd < 0 else ""), abs(microusd)
+    if whole >= 1_000_000 or whole == 0:
+        cents = (whole + 5_000) // 10_000
+        return f"{sign}${cents // 100:,}.{cents % 100:02}"
+    return f"{sign}$0.{whole:06}"
+
+
+@register.filter
 def duration(value: timedelta | int | None) -> str:
     """A timedelta or milliseconds, in the unit that reads best: 340 ms, 1.2 s, 4 min, 3 h."""
     if value is None:

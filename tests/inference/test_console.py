@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from inference import selectors
 from inference.models import UsageRecord
+from inference.services.partitions import ensure_partitions
 from tenants.models import Role, Tenant, User
 from tenants.principal import LimitMetric
 from tenants.services import add_member, suspend_tenant
@@ -47,7 +48,11 @@ def record(tenant: Tenant, **values: object) -> UsageRecord:
         "first_token_at": finished - timedelta(seconds=1),
         "finished_at": finished,
     }
-    return UsageRecord.objects.create(tenant=tenant, **{**defaults, **values})
+    row = UsageRecord(tenant=tenant, **{**defaults, **values})
+    row.day = row.created_at.astimezone(tenant.zone).date()
+    ensure_partitions([row.created_at.date()])
+    row.save()
+    return row
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -116,8 +121,8 @@ def test_today_and_this_month_begin_at_midnight_utc(cast: Cast):
     midnight = datetime(2026, 3, 15, tzinfo=UTC)
     first = datetime(2026, 3, 1, tzinfo=UTC)
     moment = timedelta(microseconds=1)
-    for finished in (first - moment, first, midnight - moment, midnight, now):
-        record(cast.tenant, finished_at=finished)
+    for accepted in (first - moment, first, midnight - moment, midnight, now):
+        record(cast.tenant, created_at=accepted, finished_at=accepted + timedelta(seconds=2))
     today, month = selectors.today_and_this_month(cast.tenant, now)
     assert (today.requests, today.prompt_tokens, today.completion_tokens) == (2, 20, 10)
     assert (month.requests, month.total_tokens) == (4, 60)

@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection, connections, transaction
 
 from inference.models import ParkedUsageEvent, UsageRecord
-from inference.services.usage import UnfitEvent, file_parked_event, record_usage
+from inference.services.ledger import UnfitEvent, file_parked_event, record_usage
 from inference.tasks import drain_usage as drain_task
 from tenants.models import AuditEntry
 from tenants.principal import LimitMetric

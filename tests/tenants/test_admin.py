@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.urls import reverse
 
 from inference.models import ParkedUsageEvent, UsageRecord
-from inference.services.usage import record_usage
+from inference.services.ledger import record_usage
 from tenants.auth import RevokedKey, authenticate_bearer
 from tenants.models import ApiKey, AuditEntry, Membership, QuotaLimit, Role, Tenant, Tier, User
 from tenants.principal import LimitMetric, LimitScope

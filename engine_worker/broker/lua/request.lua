@@ -98,6 +98,7 @@ local function finish(request, outcome, chunk)
 
   local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'worker')
   local usage = cmsgpack.unpack(more[1])
+  if not more[2] then usage.prompt_tokens = 0 end  -- no worker touched it: nothing was computed
   usage.finish_reason = outcome.reason
   usage.completion_tokens = outcome.completion_tokens
   usage.cached_tokens = outcome.cached_tokens or 0
@@ -120,10 +121,10 @@ end
 
 -- An end that no worker wrote.
 local function finish_as(request, reason, code, message)
-  local prompt_tokens = redis.call('HGET', request_key(request.id), 'prompt_tokens')
+  local stored = redis.call('HMGET', request_key(request.id), 'prompt_tokens', 'claimed')
   finish(request, {
     reason = reason,
-    prompt_tokens = tonumber(prompt_tokens),
+    prompt_tokens = stored[2] and tonumber(stored[1]) or 0,
     completion_tokens = request.tokens,
     error = code and { code = code, message = message } or nil,
   })

@@ -34,12 +34,13 @@ async def test_a_queued_request_that_is_cancelled_is_over_at_once(gateway, worke
     assert (chunk.epoch, chunk.seq, chunk.token_ids) == (0, 0, [])
     assert (chunk.finish.reason, chunk.finish.prompt_tokens, chunk.finish.completion_tokens) == (
         "cancelled",
-        3,
+        0,  # no worker touched it: nothing is charged
         0,
     )
     assert await worker.claim(1) == []
     (event,) = await usage_events(redis_url, model)
     assert (event.finish_reason, event.completion_tokens, event.attempts) == ("cancelled", 0, 0)
+    assert event.prompt_tokens == 0
     assert (event.claimed_at_ms, event.first_token_at_ms, event.worker_id) == (None, None, None)
     assert await leftovers(redis_url, model) == set()
 

@@ -1,0 +1,109 @@
+"""Proves that the ledger, its roll-ups and its list of requests agree; says where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection
+
+from inference.services.partitions import partition_months
+
+_SHOWN: Final = 100
+"""So many differences of a kind are told one by one: more of them have one cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    where: str
+    whose: str
+    amounts: dict[str, int]
+    """What is found there beyond what the ledger says; below 0 it is missing there."""
+
+    def __str__(self) -> str:
+        amounts = ", ".join(f"{name} {amount:+}" for name, amount in self.amounts.items() if amount)
+        return f"{self.where}: {self.whose}: {amounts}"
+
+
+_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "adjustments")
+_BY: Final = "project_public_id, key_public_id, model, tier"
+
+# Both sides in one list, the ledger's negated: what does not add up to nothing differs. One statement
+# sees one moment, so writers need not stop.
+_COMPARE: Final = """
+SELECT concat_ws(' ', tenant.slug, at, {by}, finish_reason), {totals}
+FROM (
+    SELECT tenant_id, {value} AS at, {by}, finish_reason, -count(*) AS requests,
+           -sum(prompt_tokens) AS prompt_tokens, -sum(cached_tokens) AS cached_tokens,
+           -sum(completion_tokens) AS completion_tokens, -sum(cost_microusd) AS cost, 0 AS adjustments
+    FROM inference_usagerecord WHERE {value} >= %(since)s GROUP BY 1, 2, 3, 4, 5, 6, 7
+    UNION ALL
+    SELECT tenant_id, {value}, {by}, '', 0, 0, 0, 0, 0, -sum(cost_microusd)
+    FROM inference_usageadjustment WHERE {value} >= %(since)s GROUP BY 1, 2, 3, 4, 5, 6
+    UNION ALL
+    SELECT tenant_id, {time}, {by}, finish_reason, requests, prompt_tokens, cached_tokens, completion_tokens,
+           cost_microusd, adjustment_microusd
+    FROM {table} WHERE {time} >= %(since)s
+) AS sides JOIN tenants_tenant AS tenant ON tenant.id = tenant_id
+GROUP BY tenant.slug, at, {by}, finish_reason
+HAVING {differs}
+ORDER BY 1 LIMIT %(limit)s
+"""
+_REQUESTS: Final = """
+SELECT request_id, sum(side) FROM (
+    SELECT request_id, -1 AS side FROM inference_usagerecord
+    UNION ALL SELECT request_id, 1 FROM inference_recordedrequest
+) AS sides GROUP BY request_id HAVING sum(side) <> 0 ORDER BY 1 LIMIT %(limit)s
+"""
+_LATENCIES: Final = """
+SELECT concat_ws(' ', tenant.slug, day, model, metric), sum(requests) FROM (
+    SELECT tenant_id, day, model, 'ttft' AS metric, -count(*) AS requests
+    FROM inference_usagerecord WHERE first_token_at IS NOT NULL AND day >= %(since)s GROUP BY 1, 2, 3
+    UNION ALL
+    SELECT tenant_id, day, model, 'total', -count(*)
+    FROM inference_usagerecord WHERE finish_reason IN ('stop', 'length') AND day >= %(since)s GROUP BY 1, 2, 3
+    UNION ALL
+    SELECT tenant_id, day, model, metric, requests FROM inference_latencyday WHERE day >= %(since)s
+) AS sides JOIN tenants_tenant AS tenant ON tenant.id = tenant_id
+GROUP BY tenant.slug, day, model, metric HAVING sum(requests) <> 0 ORDER BY 1 LIMIT %(limit)s
+"""
+
+
+def ledger_differences() -> list[Difference]:
+    """Nothing, when all is well. Reads the whole ledger: minutes for many millions of rows."""
+    kept_since = min(partition_months(), default=date(2020, 1, 1))
+    first_hour = datetime.combine(kept_since, datetime.min.time(), UTC)
+    # Roll-ups outlive the months that were dropped; a tenant's day at the border has but a part of its rows.
+    first_day = kept_since + timedelta(days=1 if _has_hours_before(first_hour) else -1)
+    totals = ", ".join(f"sum({name})" for name in _SUMS)
+    differs = " OR ".join(f"sum({name}) <> 0" for name in _SUMS)
+    shared = {"by": _BY, "totals": totals, "differs": differs}
+    hours = _COMPARE.format(
+        table="inference_usagehour",
+        time="starts_at",
+        value="date_trunc('hour', created_at, 'UTC')",
+        **shared,
+    )
+    days = _COMPARE.format(table="inference_usageday", time="day", value="day", **shared)
+    return [
+        *_differences("hours", hours, _SUMS, first_hour),
+        *_differences("days", days, _SUMS, first_day),
+        *_differences("latencies", _LATENCIES, ("requests",), first_day),
+        *_differences("recorded requests", _REQUESTS, ("requests",), None),
+    ]
+
+
+def _has_hours_before(moment: datetime) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM inference_usagehour WHERE starts_at < %s)", [moment])
+        return bool(cursor.fetchone()[0])
+
+
+def _differences(where: str, query: str, names: tuple[str, ...], since: Any) -> list[Difference]:
+    with connection.cursor() as cursor:
+        cursor.execute(query, {"since": since, "limit": _SHOWN})
+        return [
+            Difference(where, str(whose), {name: int(n) for name, n in zip(names, amounts, strict=True)})
+            for whose, *amounts in cursor.fetchall()
+        ]
