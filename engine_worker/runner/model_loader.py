@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.types import UnsupportedModel
-from engine_worker.runner.families import context_length, refuse_unsupported
+from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,22 @@ def load(model_dir: Path) -> LoadedModel:
     """Loads weights in float32. Raises UnsupportedModel, naming what is not served or missing."""
     if not (model_dir / "config.json").is_file():
         raise UnsupportedModel(f"{model_dir} is not a model directory: it has no config.json")
+    # Before AutoConfig, which knows more families than are served and asks to run code for the others.
+    refuse_family(json.loads((model_dir / "config.json").read_text()).get("model_type"))
     config = AutoConfig.from_pretrained(model_dir)
     refuse_unsupported(config)
     if not (model_dir / "tokenizer.json").is_file():
         raise UnsupportedModel(f"{model_dir} has no tokenizer.json: only fast tokenizers are served")
+    _refuse_weights(model_dir)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     interface.register()
     transformers_logging.disable_progress_bar()  # a worker's log is lines, not bars
     model = AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=torch.float32, attn_implementation=interface.IMPLEMENTATION
+        model_dir,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=interface.IMPLEMENTATION,
+        use_safetensors=True,
     ).eval()
     return LoadedModel(
         model=model,
@@ -58,6 +65,23 @@ def load(model_dir: Path) -> LoadedModel:
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     )
+
+
+def _refuse_weights(model_dir: Path) -> None:
+    """Raises UnsupportedModel for weights in another format than safetensors, or with a part missing."""
+    index = model_dir / "model.safetensors.index.json"
+    parts = ["model.safetensors"]
+    if index.is_file():
+        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    missing = [part for part in parts if not (model_dir / part).is_file()]
+    if not missing:
+        return
+    pickles = sorted(path.name for path in model_dir.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
+    if pickles and not index.is_file():
+        raise UnsupportedModel(
+            f"{pickles[0]} is a pickle, which can run any code when it is read: only safetensors are served"
+        )
+    raise UnsupportedModel(f"{model_dir} lacks weights: {missing[0]} is missing")
 
 
 def _eos_token_ids(model_dir: Path, config: PretrainedConfig) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,43 @@ def test_a_directory_without_model_or_tokenizer_is_refused(tmp_path, tiny_dir):
     AutoConfig.from_pretrained(tiny_dir).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json"):
         load(tmp_path)
+
+
+def test_sharded_weights_are_served_and_a_missing_shard_is_named(tmp_path, tiny_dir):
+    model = reference(tiny_dir)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    (tmp_path / "tokenizer.json").write_bytes((tiny_dir / "tokenizer.json").read_bytes())
+    ours = dict(load(tmp_path).model.named_parameters())
+    assert all(torch.equal(ours[name], weight) for name, weight in model.named_parameters())
+    shards[1].unlink()
+    with pytest.raises(UnsupportedModel, match=f"{shards[1].name} is missing"):
+        load(tmp_path)
+
+
+def test_pickled_weights_are_refused_unread(tmp_path, tiny_dir):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((tiny_dir / name).read_bytes())
+    trap = tmp_path / "ran"
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(_Trap(trap)))
+    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin is a pickle"):
+        load(tmp_path)
+    assert not trap.exists()
+
+
+def test_a_family_of_which_code_would_have_to_run_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "x.Own"}}')
+    with pytest.raises(UnsupportedModel, match="'own' is not served"):
+        load(tmp_path)
+
+
+class _Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return type(self.path).touch, (self.path,)
 
 
 @pytest.mark.parametrize("bias", [False, True])
