@@ -23,7 +23,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine import load_w20, processor
+from benchmarks.engine.measure import processor
+from benchmarks.engine.workload import load
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
@@ -37,7 +38,7 @@ _LONGER_ANSWER_TOKENS = 24
 
 def make_tokens(rng: random.Random, count: int) -> list[int]:
     """Words of the engine's workload in random order: no two calls share a block."""
-    words = [token for chat in load_w20() for token in chat.prompt]
+    words = [token for chat in load("w20") for token in chat.prompt]
     return [words[rng.randrange(len(words))] for _ in range(count)]
 
 

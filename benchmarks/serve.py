@@ -4,7 +4,7 @@
 
 Starts the whole product in a scratch directory (`weir up`: PostgreSQL, Valkey, Daphne, Celery, one
 worker) and an engine of its own in this process; while one works, the other idles. The load is
-`engine_workload.json`'s w20: 20 chats at once, greedy, end tokens ignored, as streamed
+`benchmarks/engine/workload.json`'s w20: 20 chats at once, greedy, end tokens ignored, as streamed
 `/v1/completions` with token ids, so both make the same tokens. The client runs in this process and
 shares the machine. The last line is JSON.
 """
@@ -30,7 +30,10 @@ from pathlib import Path
 import httpx
 import torch
 
-from benchmarks.engine import Chat, load_w20, percentile, processor, run_ours
+from benchmarks.engine import workload
+from benchmarks.engine.engines.ours import run_ours
+from benchmarks.engine.measure import percentile, processor
+from benchmarks.engine.workload import Chat
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.model_store import DEFAULT_MODEL, ensure_model
@@ -162,7 +165,7 @@ def main() -> None:
     model_dir = ensure_model(args.model, _ROOT / "var" / "models")
     threads = physical_cores()
     torch.set_num_threads(threads)
-    chats = load_w20()
+    chats = workload.load("w20")
     print(
         f"{processor()}, {threads} thread(s), torch {torch.__version__}, {model_dir.name}, fp32, "
         f"{len(chats)} streams at once, {args.rounds} round(s)"

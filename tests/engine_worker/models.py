@@ -105,6 +105,6 @@ def real_model_dir() -> Path:
 
 
 def workload(name: str = "w20") -> list[dict[str, Any]]:
-    path = Path(__file__).parents[2] / "benchmarks" / "engine_workload.json"
+    path = Path(__file__).parents[2] / "benchmarks" / "engine" / "workload.json"
     chats: list[dict[str, Any]] = json.loads(path.read_text())[name]
     return chats

@@ -1,0 +1,179 @@
+"""The bare engine against its peers: same weights, prompts, machine and call.
+
+    make bench-engine                                        # three rounds of every workload
+    make bench-engine ARGS="--workloads w20 --rounds 1 --peers none"
+    make bench-engine ARGS="--install-peers"                 # first, once: peers with dependencies of their own
+
+All requests of a workload arrive at once, greedy, end tokens ignored, so every engine makes the same
+tokens. Each engine is a process of its own; they take turns within a round, so that whatever else the
+machine does hits all of them. The last line is JSON: `ratios` is ours in the default precision over
+each peer, in output tokens per second, by how many requests are at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.engine import workload
+from benchmarks.engine.contestant import Contestant, Options
+from benchmarks.engine.measure import Run, processor, summarise
+from benchmarks.engine.workload import Chat
+from engine_worker.config import EngineConfig, physical_cores
+from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+
+_ROOT = Path(__file__).parents[2]
+_WORKLOADS = ("single", "w20", "w64", "mixed")
+_OURS = ("fp32", "fp16", "int8")
+_DEFAULT_PRECISION = EngineConfig.__dataclass_fields__["precision"].default
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    module: str
+    precision: str = "fp32"
+    venv: str | None = None
+    """Name of the virtual environment it needs; None: this one."""
+
+    def python(self) -> Path:
+        if self.venv is None:
+            return Path(sys.executable)
+        return _ROOT / f".venv-peers-{self.venv}" / "bin" / "python"
+
+
+_PEERS = {
+    "transformers-static": Peer("transformers_static"),
+    "transformers-cb": Peer("transformers_cb"),
+    "openvino-fp32": Peer("openvino", "fp32", "openvino"),
+    "openvino-int8": Peer("openvino", "int8", "openvino"),
+}
+_REQUIREMENTS = {"openvino": ["torch==2.13.0", "openvino-genai", "optimum-intel[openvino]"]}
+
+
+def install_peers() -> None:
+    for name, requirements in _REQUIREMENTS.items():
+        venv = _ROOT / f".venv-peers-{name}"
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *requirements], check=True)
+        # Comes along unasked, and fails to import beside a CPU build of torch.
+        subprocess.run(
+            [str(venv / "bin" / "pip"), "uninstall", "--quiet", "--yes", "torchvision"], check=True
+        )
+
+
+def compare(name: str, contestants: dict[str, Contestant], rounds: int) -> dict[str, Any]:
+    """All engines' medians on one workload, and who made the same tokens as ours in fp32."""
+    chats = workload.load(name)
+    prompt, output = sum(len(chat.prompt) for chat in chats), sum(chat.output_tokens for chat in chats)
+    print(
+        f"\n{name}: {len(chats)} at once, {prompt} prompt tokens, {output} output tokens, {rounds} round(s)"
+    )
+    runs: dict[str, list[Run]] = {engine: [] for engine in contestants}
+    for _ in range(rounds):
+        for engine, contestant in contestants.items():
+            runs[engine].append(contestant.run(chats))
+    for engine, made in runs.items():
+        for run in made:
+            lengths = [len(tokens) for tokens in run.outputs]
+            assert lengths == [chat.output_tokens for chat in chats], f"{engine} made {lengths} tokens"
+    summaries = {engine: summarise(made) for engine, made in runs.items()}
+    exact = runs.get("ours-fp32") or runs.get("transformers-static")
+    for engine, summary in summaries.items():
+        if exact is not None:
+            same = sum(a == b for a, b in zip(exact[0].outputs, runs[engine][0].outputs, strict=True))
+            summary["requests_as_exact"] = same
+        _print_row(engine, summary, runs[engine])
+    ours = (
+        summaries[f"ours-{_DEFAULT_PRECISION}"]["tokens_per_s"]
+        if f"ours-{_DEFAULT_PRECISION}" in summaries
+        else 0
+    )
+    return {
+        "at_once": len(chats),
+        "engines": summaries,
+        "ratios": {
+            engine: round(ours / summary["tokens_per_s"], 2)
+            for engine, summary in summaries.items()
+            if not engine.startswith("ours")
+        },
+    }
+
+
+def _print_row(engine: str, summary: dict[str, float], runs: Sequence[Run]) -> None:
+    each = ", ".join(f"{run.tokens_per_s:.1f}" for run in runs)
+    ttft = f"TTFT P50 {summary['ttft_p50_s']:5.2f} s" if "ttft_p50_s" in summary else " " * 16
+    itl = f"ITL {summary['itl_ms']:6.1f} ms" if "itl_ms" in summary else " " * 13
+    print(
+        f"  {engine:20} {summary['tokens_per_s']:7.1f} tok/s  P99 {summary['latency_p99_s']:6.1f} s  {ttft}  {itl}"
+        f"  {summary.get('peak_memory_mb', 0):6.0f} MB"
+        f"  same tokens {summary.get('requests_as_exact', 0):3.0f}  ({each})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workloads", nargs="*", choices=_WORKLOADS, default=_WORKLOADS)
+    parser.add_argument("--precisions", nargs="*", choices=_OURS, default=_OURS, help="ours")
+    parser.add_argument(
+        "--peers", nargs="*", choices=[*_PEERS, "none"], help="default: all that are installed"
+    )
+    parser.add_argument(
+        "--install-peers", action="store_true", help="make the others' environments, and stop"
+    )
+    parser.add_argument("--threads", type=int, default=None)
+    args = parser.parse_args()
+    if args.install_peers:
+        install_peers()
+        return
+    try:
+        model_dir = ensure_model(args.model, _ROOT / "var" / "models")
+    except ModelStoreError as error:
+        sys.exit(str(error))
+    threads = args.threads or physical_cores()
+    wanted = [name for name in args.peers or _PEERS if name != "none"]
+    missing = [name for name in wanted if not _PEERS[name].python().exists()]
+    print(
+        f"{processor()}, {threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{model_dir.name}; default precision {_DEFAULT_PRECISION}"
+        + (f"; not installed: {', '.join(missing)}" if missing else "")
+    )
+
+    def contestant(module: str, precision: str, python: Path) -> Contestant:
+        cache = _ROOT / "var" / "peers" / model_dir.name
+        return Contestant(module, Options(str(model_dir), threads, precision, str(cache)), python)
+
+    contestants = {f"ours-{p}": contestant("ours", p, Path(sys.executable)) for p in args.precisions}
+    for name in wanted:
+        if name not in missing:
+            peer = _PEERS[name]
+            contestants[name] = contestant(peer.module, peer.precision, peer.python())
+    try:
+        # Everybody's first run pays for allocations and caches: not counted. It also waits for the start.
+        for engine in contestants.values():
+            engine.run([Chat(chat.prompt[:32], 4) for chat in workload.load("w20")[:4]])
+        results = {name: compare(name, contestants, args.rounds) for name in args.workloads}
+    finally:
+        for engine in contestants.values():
+            engine.stop()
+    by_count = {
+        str(result["at_once"]): result["ratios"] for name, result in results.items() if name != "mixed"
+    }
+    print(json.dumps({"ratios": by_count, "precision": _DEFAULT_PRECISION, "workloads": results}))
+
+
+if __name__ == "__main__":
+    main()
