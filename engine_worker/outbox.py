@@ -4,28 +4,40 @@ A chunk stays here until a publish that contained it has been answered, so a pub
 unknown is repeated with the same chunks, and the log skips those that it has.
 
 Inside the engine a request is known as `REQUEST_ID#EPOCH`: a late abort or a late token of a lost
-attempt can't touch the attempt that took its place.
+attempt can't touch the attempt that took its place. One of several choices is `REQUEST_ID#EPOCH/INDEX`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine_worker.broker import Claim, Held, Verdict
 from engine_worker.broker.worker import MAX_CHUNKS_PER_CALL
-from engine_worker.engine.types import RequestOutput
-from engine_worker.protocol import Chunk, EngineError, Finish, FinishReason
+from engine_worker.choices import choice_id, ended_choices, joint_finish
+from engine_worker.engine.types import EngineRequest, RequestOutput
+from engine_worker.protocol import ChoiceEnd, Chunk, EngineError, Finish, FinishReason
 
 
 @dataclass(slots=True)
 class _Owned:
     claim: Claim
+    num_tokens: int
+    """Output tokens so far, of all choices, those of earlier attempts included."""
     pending: deque[Chunk] = field(default_factory=deque)
-    text_before_next: str = ""
-    """Text that came without a token: it travels with the next one, for the log counts by tokens."""
+    text_before_next: dict[int, str] = field(default_factory=dict)
+    """By choice, text that came without a token: it travels with the next one, for the log counts by tokens."""
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    finishes: list[Finish] = field(default_factory=list)
+    followers: list[EngineRequest] = field(default_factory=list)
+    """Choices that begin once the first one has its first token."""
+    has_begun: bool = False
     is_aborted: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.claim.request.sampling.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +46,9 @@ class Settled:
 
     finished: Sequence[Chunk]
     to_abort: Sequence[str]
-    """Engine ids whose client has gone: end them, publish their last chunk."""
-    fenced: Sequence[str]
-    """Engine ids that belong to another now: end them, publish nothing."""
+    """Requests whose client has gone: end them, publish their last chunk."""
+    fenced: Mapping[str, Sequence[str]]
+    """Requests that belong to another now, and their ids in the engine: end them, publish nothing."""
 
 
 class Outbox:
@@ -54,42 +66,90 @@ class Outbox:
     def hold(self, claim: Claim) -> str:
         """The engine's id for the request."""
         engine_id = f"{claim.request.request_id}#{claim.epoch}"
-        self._owned[engine_id] = _Owned(claim)
+        self._owned[engine_id] = _Owned(
+            claim, num_tokens=len(claim.logged_token_ids), ends=ended_choices(claim.log)
+        )
         return engine_id
+
+    def follow(self, engine_id: str, choices: Sequence[EngineRequest]) -> None:
+        """These are to be added to the engine when `take_followers` gives them."""
+        self._owned[engine_id].followers = list(choices)
+
+    def take_followers(self) -> list[tuple[str, EngineRequest]]:
+        """Choices whose time has come, each with the id of its request. Each is given once."""
+        taken = []
+        for engine_id, owned in self._owned.items():
+            if owned.followers and owned.has_begun:
+                taken += [(engine_id, choice) for choice in owned.followers]
+                owned.followers = []
+        return taken
+
+    def in_engine(self, engine_id: str) -> list[str]:
+        """What the engine knows the request, or each of its choices, by."""
+        return _in_engine(engine_id, self._owned[engine_id])
 
     def take(self, outputs: Iterable[RequestOutput]) -> None:
         """One step's outputs; those of requests no longer held are dropped."""
         for output in outputs:
-            owned = self._owned.get(output.request_id)
-            if owned is None:
+            if (owned := self._owned.get(output.request_id)) is not None:
+                self._take(owned, 0, output)
                 continue
-            text = owned.text_before_next + output.text
-            if not output.token_ids and not output.finish:
-                owned.text_before_next = text
-                continue
-            owned.text_before_next = ""
-            owned.pending.append(
-                Chunk(
-                    request_id=owned.claim.request.request_id,
-                    epoch=owned.claim.epoch,
-                    seq=output.seq,
-                    token_ids=list(output.token_ids),
-                    text=text,
-                    logprobs=list(output.logprobs) if output.logprobs is not None else None,
-                    finish=output.finish,
-                )
+            engine_id, _, index = output.request_id.rpartition("/")
+            if (owned := self._owned.get(engine_id)) is not None:
+                self._take(owned, int(index), output)
+
+    def _take(self, owned: _Owned, index: int, output: RequestOutput) -> None:
+        owned.has_begun = True
+        text = owned.text_before_next.pop(index, "") + output.text
+        if not output.token_ids and not output.finish:
+            owned.text_before_next[index] = text
+            return
+        finish, choice_end = output.finish, None
+        seq = output.seq
+        if owned.n > 1:
+            seq = owned.num_tokens
+            if output.finish is not None:
+                choice_end = ChoiceEnd(output.finish.reason, output.finish.stop_reason)
+                owned.ends[index] = choice_end
+                owned.finishes.append(output.finish)
+            finish = None
+            if len(owned.ends) == owned.n:
+                completion_tokens = seq + len(output.token_ids)
+                finish = joint_finish(owned.ends.values(), owned.finishes, completion_tokens)
+        owned.num_tokens += len(output.token_ids)
+        owned.pending.append(
+            Chunk(
+                request_id=owned.claim.request.request_id,
+                epoch=owned.claim.epoch,
+                seq=seq,
+                token_ids=list(output.token_ids),
+                text=text,
+                logprobs=list(output.logprobs) if output.logprobs is not None else None,
+                finish=finish,
+                index=index,
+                choice_end=choice_end,
+                prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs is not None else None,
             )
+        )
 
     def end(self, engine_id: str, reason: str, error: EngineError | None = None) -> None:
-        """Ends a request that the engine never had."""
-        claim = self._owned[engine_id].claim
+        """Ends a request that the engine never had, or not as a whole."""
+        owned = self._owned[engine_id]
         finish = Finish(
             reason=reason,
-            prompt_tokens=len(claim.request.prompt_token_ids),
-            completion_tokens=len(claim.logged_token_ids),
+            prompt_tokens=len(owned.claim.request.prompt_token_ids),
+            completion_tokens=owned.num_tokens,
             error=error,
         )
-        self.take([RequestOutput(engine_id, len(claim.logged_token_ids), [], "", finish=finish)])
+        owned.followers = []
+        owned.pending.append(
+            Chunk(
+                request_id=owned.claim.request.request_id,
+                epoch=owned.claim.epoch,
+                seq=owned.num_tokens,
+                finish=finish,
+            )
+        )
 
     def fail(self, engine_id: str, code: str, message: str) -> None:
         self.end(engine_id, FinishReason.ERROR, EngineError(code=code, message=message))
@@ -111,15 +171,15 @@ class Outbox:
         """The answer to `batch`: forgets what is published, and says what to abort."""
         finished: list[Chunk] = []
         to_abort: list[str] = []
-        fenced: list[str] = []
+        fenced: dict[str, list[str]] = {}
         for held, verdict in zip(batch, verdicts, strict=True):
             engine_id = f"{held.request_id}#{held.epoch}"
             owned = self._owned.get(engine_id)
             if owned is None:
                 continue
             if verdict is Verdict.FENCED:
+                fenced[engine_id] = _in_engine(engine_id, owned)
                 del self._owned[engine_id]
-                fenced.append(engine_id)
                 continue
             for _ in held.chunks:
                 owned.pending.popleft()
@@ -128,6 +188,9 @@ class Outbox:
                 finished.append(held.chunks[-1])
             elif verdict is Verdict.CANCELLED and not owned.is_aborted:
                 owned.is_aborted = True
+                for choice in owned.followers:  # those will never begin
+                    owned.ends[int(choice.request_id.rpartition("/")[2])] = ChoiceEnd(FinishReason.CANCELLED)
+                owned.followers = []
                 to_abort.append(engine_id)
         return Settled(finished=finished, to_abort=to_abort, fenced=fenced)
 
@@ -136,3 +199,7 @@ class Outbox:
         dropped = [replace(held, chunks=()) for held in self.batch()]
         self._owned.clear()
         return dropped
+
+
+def _in_engine(engine_id: str, owned: _Owned) -> list[str]:
+    return [engine_id] if owned.n == 1 else [choice_id(engine_id, index) for index in range(owned.n)]

@@ -13,7 +13,6 @@ from the tokens alone, an attempt that resumes another's work continues the same
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -55,24 +54,11 @@ class FinishReason:
     ERROR: Final = "error"  # see Finish.error
 
 
-class Rung(IntEnum):
-    """How far an engine has gone to keep its latency targets. The last two are the gateway's part."""
-
-    NONE = 0
-    SMALLER_CHUNKS = 1
-    FEWER_SEQUENCES = 2
-    NO_SPECULATION = 3
-    SHORTER_ANSWERS = 4
-    """Low tiers (all but rank 0) that name no max_tokens get short answers."""
-    REFUSING = 5
-    """Low tiers are refused, with a time to come back."""
-
-
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How to choose the next token. Validated at the gateway, obeyed at the engine."""
 
     max_tokens: int
-    """At most this many output tokens; 1 or more."""
+    """At most this many output tokens; 0 computes the prompt and nothing more."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
@@ -90,11 +76,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """No end token and no stop string before this many output tokens."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Never completed in the output, as far as the tokenizer writes them as it would alone or after a space."""
     ignore_eos: bool = False
     seed: int = 0
     """Noise is a counter-based function of (seed, position). The gateway draws one when the client gave none."""
     logprobs: int | None = None
     """Alternatives to report per output token (0 reports only the chosen one); None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for every prompt token but the first."""
+    n: int = 1
+    """Choices to make. The worker runs each as a sequence of its own, with a seed of its own."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -161,6 +153,13 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     error: EngineError | None = None
 
 
+class ChoiceEnd(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of one of several choices."""
+
+    reason: str
+    stop_reason: str | int | None = None
+
+
 class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Worker -> token log and live channel: what one engine step added to one request.
 
@@ -176,6 +175,12 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     text: str = ""
     logprobs: list[PositionLogprobs] | None = None
     finish: Finish | None = None
+    index: int = 0
+    """Which choice this belongs to. `seq` counts the tokens of all choices together."""
+    choice_end: ChoiceEnd | None = None
+    """Set in a choice's last chunk where there are several; `finish` is the end of all."""
+    prompt_logprobs: list[PositionLogprobs] | None = None
+    """Of the prompt's second token and all that follow; in the first chunk, where asked for."""
     v: int = msgspec.field(default_factory=_version)
 
 
@@ -253,8 +258,6 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     step_ms: float
     """Moving average of the step time."""
     draining: bool = False
-    rung: int = 0
-    """See Rung."""
     host: str = ""
     pid: int = 0
     v: int = msgspec.field(default_factory=_version)

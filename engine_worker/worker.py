@@ -19,12 +19,13 @@ import os
 import random
 import socket
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
-from engine_worker.canary import Canary
+from engine_worker.choices import expand
 from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import FinishReason, ModelCard, WorkerStatus
@@ -57,7 +58,6 @@ class Worker:
         self._tokenizer_json = tokenizer_json
         self._config = config
         self._outbox = Outbox()
-        self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
         self._started_at_ms = _now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
         self._to_publish = asyncio.Event()
@@ -130,36 +130,47 @@ class Worker:
             prompt_tokens=len(request.prompt_token_ids),
             resumed_tokens=len(claim.logged_token_ids),
         )
-        if len(claim.logged_token_ids) >= request.sampling.max_tokens:
+        logged = len(claim.logged_token_ids)
+        if logged and logged >= request.sampling.max_tokens * request.sampling.n:
             # Its last worker logged the last token and died before it could say so.
             self._outbox.end(engine_id, FinishReason.LENGTH)
             self._to_publish.set()
             return
+        whole = EngineRequest(
+            request_id=engine_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            priority=(request.tier_rank, 0.0),
+            # By this machine's clock, which need not agree with the server's.
+            deadline_ms=_now_ms() + claim.remaining_ms,
+            # A gateway that makes no salt yet must not put its tenants into one cache.
+            cache_salt=request.cache_salt or request.tenant_id,
+            resumed_token_ids=claim.logged_token_ids,
+        )
+        choices = expand(whole, claim.log)
+        if not choices:
+            self._outbox.end(engine_id, FinishReason.STOP)
+            self._to_publish.set()
+            return
+        # The others begin when the first has left the prompt in the prefix cache.
+        self._outbox.follow(engine_id, choices[1:])
+        self._add(engine_id, choices[0])
+
+    def _add(self, engine_id: str, choice: EngineRequest) -> None:
         try:
-            self._engine.add(
-                EngineRequest(
-                    request_id=engine_id,
-                    prompt_token_ids=request.prompt_token_ids,
-                    sampling=request.sampling,
-                    priority=(request.tier_rank, 0.0),
-                    # By this machine's clock, which need not agree with the server's.
-                    deadline_ms=_now_ms() + claim.remaining_ms,
-                    # A gateway that makes no salt yet must not put its tenants into one cache.
-                    cache_salt=request.cache_salt or request.tenant_id,
-                    resumed_token_ids=claim.logged_token_ids,
-                )
-            )
+            self._engine.add(choice)
         except EngineDead:
             raise
         except EngineFailure as refusal:
-            _log.warning("request_refused", request_id=request.request_id, reason=type(refusal).__name__)
+            _log.warning("request_refused", engine_id=engine_id, reason=type(refusal).__name__)
             self._outbox.fail(engine_id, "invalid_request", str(refusal))
             self._to_publish.set()
 
     async def _collect(self) -> None:
         async for step in self._engine.steps():
             self._outbox.take(step.outputs)
-            self._canary.hear(step.outputs)
+            for engine_id, choice in self._outbox.take_followers():
+                self._add(engine_id, choice)
             self._to_publish.set()
             self._stepped.set()
         raise EngineDead("the engine stopped stepping")
@@ -196,10 +207,10 @@ class Worker:
         settled = self._outbox.settle(batch, await self._broker.publish(batch))
         for engine_id in settled.to_abort:
             _log.info("request_cancelled", engine_id=engine_id)
-            self._engine.abort(engine_id, FinishReason.CANCELLED)
-        for engine_id in settled.fenced:
+            self._abort(self._outbox.in_engine(engine_id))
+        for engine_id, in_engine in settled.fenced.items():
             _log.warning("request_fenced", engine_id=engine_id)
-            self._engine.abort(engine_id, FinishReason.CANCELLED)
+            self._abort(in_engine)
         for chunk in settled.finished:
             assert chunk.finish is not None
             _log.info(
@@ -221,8 +232,6 @@ class Worker:
                 progress, progressed_at = stats.steps, time.monotonic()
             elif time.monotonic() - progressed_at > self._config.stall_s:
                 raise EngineDead(f"no step for {self._config.stall_s:g} s with work at hand")
-            if not self._stopping.is_set():
-                self._canary.watch(stats)
             try:
                 if not await self._broker.heartbeat(
                     self._status(), tokenizer_sha256=self._card.tokenizer_sha256
@@ -287,8 +296,12 @@ class Worker:
 
     def _drop_everything(self) -> None:
         for engine_id in self._outbox.engine_ids:
-            self._engine.abort(engine_id, FinishReason.CANCELLED)
+            self._abort(self._outbox.in_engine(engine_id))
         self._outbox.drop_all()
+
+    def _abort(self, in_engine: Sequence[str]) -> None:
+        for engine_id in in_engine:
+            self._engine.abort(engine_id, FinishReason.CANCELLED)
 
     def _status(self) -> WorkerStatus:
         stats = self._engine.stats()
@@ -306,7 +319,6 @@ class Worker:
             kv_blocks_used=stats.kv_blocks_used,
             step_ms=stats.step_s * 1000,
             draining=self._stopping.is_set(),
-            rung=stats.rung,
             host=socket.gethostname(),
             pid=os.getpid(),
         )

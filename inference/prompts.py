@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from engine_worker.protocol import ModelCard
 from inference.errors import InvalidRequest
+from inference.token_texts import TokenTexts
 
 _PRIVATE_USE = range(0xF700, 0xF8FF)
 """Code points from which two are borrowed to mark where a message's text begins and ends."""
@@ -57,6 +58,14 @@ class PromptRenderer:
     def text(self, text: str) -> list[int]:
         """Ids of a plain prompt, with what the tokenizer itself adds (a BOS, for some models)."""
         return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self._tokenizer)
 
     def chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any] | None = None) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn.

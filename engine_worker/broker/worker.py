@@ -44,6 +44,8 @@ class Claim:
     """Until its deadline, by the server's clock."""
     logged_token_ids: tuple[int, ...]
     """Output that earlier attempts delivered: resume after it."""
+    log: tuple[Chunk, ...] = ()
+    """The same as it was delivered, which tells several choices apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +151,13 @@ class WorkerBroker:
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
-    body, epoch, attempt, deadline_ms, log = entry
+    body, epoch, attempt, deadline_ms, entries = entry
+    log = tuple(decode(chunk, Chunk) for chunk in entries)
     return Claim(
         request=decode(body, GenerateRequest),
         epoch=int(epoch),
         attempt=int(attempt),
         remaining_ms=int(deadline_ms) - now_ms,
-        logged_token_ids=tuple(token for chunk in log for token in decode(chunk, Chunk).token_ids),
+        logged_token_ids=tuple(token for chunk in log for token in chunk.token_ids),
+        log=log,
     )

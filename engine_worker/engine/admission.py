@@ -46,6 +46,7 @@ class Admission:
             max_tokens=min(sampling.max_tokens, self.max_model_len - len(prompt)),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             text=OutputText(Detokenizer(self.tokenizer, self.special_token_ids), sampling.stop),
+            bad_words=self._bad_words(sampling),
             prefix=self._prefix(request),
         )
         # Replayed one by one, as they were made: the text that the earlier attempt let out, and what
@@ -54,7 +55,19 @@ class Admission:
             if sequence.finish is None:
                 sequence.append(token_id)
         sequence.take_output()
+        # An earlier attempt that delivered a token has delivered the prompt's scores with it.
+        if sampling.prompt_logprobs is not None and not request.resumed_token_ids:
+            sequence.scored = []
         return sequence
+
+    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is written at the beginning of a text and after a space."""
+        written = {
+            tuple(self.tokenizer.encode(before + word.lstrip(), add_special_tokens=False).ids): None
+            for word in sampling.bad_words
+            for before in ("", " ")
+        }
+        return tuple(ids for ids in written if ids)
 
     def _prefix(self, request: EngineRequest) -> PrefixKeys | None:
         if self.cached_block_size is None:
@@ -74,7 +87,8 @@ class Admission:
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         for name, good, rule in (
-            ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
+            ("max_tokens", sampling.max_tokens >= 0, "0 or more"),
+            ("n", sampling.n == 1, "1 here: each choice is a request"),
             ("temperature", isfinite(sampling.temperature) and sampling.temperature >= 0, "0 or more"),
             ("top_k", sampling.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
@@ -89,11 +103,9 @@ class Admission:
             ("logit_bias", all(map(isfinite, sampling.logit_bias.values())), "finite numbers"),
             ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_tokens, "from 0 to max_tokens"),
             ("stop", all(sampling.stop), "without empty strings"),
-            (
-                "logprobs",
-                sampling.logprobs is None or 0 <= sampling.logprobs <= LOGPROBS_MAX,
-                f"from 0 to {LOGPROBS_MAX}",
-            ),
+            ("bad_words", all(map(str.strip, sampling.bad_words)), "without empty strings"),
+            ("logprobs", _reportable(sampling.logprobs), f"from 0 to {LOGPROBS_MAX}"),
+            ("prompt_logprobs", _reportable(sampling.prompt_logprobs), f"from 0 to {LOGPROBS_MAX}"),
         ):
             if not good:
                 raise InvalidRequest(f"{name} must be {rule}, it is {getattr(sampling, name)!r}")
@@ -106,3 +118,7 @@ class Admission:
                 raise InvalidRequest(
                     f"{where} has token id {token_id}; this model's ids go from 0 to {self.vocab_size - 1}"
                 )
+
+
+def _reportable(count: int | None) -> bool:
+    return count is None or 0 <= count <= LOGPROBS_MAX

@@ -251,6 +251,7 @@ async def _shaped(stream: _Stream, kind: OutputKind) -> AsyncIterator[RequestOut
     token_ids: list[int] = []
     text = ""
     logprobs: list[PositionLogprobs] = []
+    prompt_logprobs: Sequence[PositionLogprobs] | None = None
     first: int | None = None
     while True:
         delta = await stream.get()
@@ -263,8 +264,17 @@ async def _shaped(stream: _Stream, kind: OutputKind) -> AsyncIterator[RequestOut
             token_ids += delta.token_ids
             text += delta.text
             logprobs += delta.logprobs or ()
+            prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
             if kind is OutputKind.CUMULATIVE or delta.finish is not None:
                 reported = None if delta.logprobs is None else list(logprobs)
-                yield RequestOutput(delta.request_id, first, list(token_ids), text, reported, delta.finish)
+                yield RequestOutput(
+                    delta.request_id,
+                    first,
+                    list(token_ids),
+                    text,
+                    reported,
+                    delta.finish,
+                    prompt_logprobs,
+                )
         if delta.finish is not None:
             return

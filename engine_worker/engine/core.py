@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
-import torch
 from torch import Tensor
 
 from engine_worker.engine.block_pool import BlockPool
-from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampled, Sampler
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.engine.types import EngineDead, EngineStats, RequestOutput
-from engine_worker.protocol import EngineError, FinishReason
+from engine_worker.protocol import EngineError, FinishReason, PositionLogprobs
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +27,7 @@ class Runner(Protocol):
     """Computes steps: `runner.ModelRunner`."""
 
     def execute(self, step: Rows[Scheduled]) -> Tensor:
-        """Logits, float32[sequences that sample, vocab]. Running a step again must give the same."""
+        """Logits, float32[sum of num_logits, vocab], in order. Running a step again must give the same."""
 
     def scrub(self, blocks: Rows[int]) -> None:
         """Overwrites KV blocks that may hold NaN."""
@@ -43,6 +41,15 @@ class Step:
     stats: EngineStats
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a step made of one sequence's chunk."""
+
+    sampled: Sampled | None
+    """The token that follows; None while the prompt goes on."""
+    scored: Rows[PositionLogprobs]
+
+
 class EngineCore:
     """Sequences in, tokens out. `clock` gives Unix time in seconds."""
 
@@ -53,14 +60,12 @@ class EngineCore:
         scheduler: Scheduler,
         pool: BlockPool,
         clock: Callable[[], float] = time.time,
-        pace: Pace | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._scheduler = scheduler
         self._pool = pool
         self._clock = clock
-        self._pace = pace
         self._live: dict[int, Sequence] = {}
         self._failed_steps = 0
         self._steps = 0
@@ -90,13 +95,9 @@ class EngineCore:
         """Raises EngineDead when nothing can be computed any more."""
         began = time.perf_counter()
         self._expire()
-        if self._pace is not None:
-            self._pace.before(self._scheduler)
         plan = self._scheduler.schedule()
-        for item, sampled in self._compute(plan):
-            self._advance(item, sampled)
-        if self._pace is not None:
-            self._pace.after(plan)
+        for item, result in self._compute(plan):
+            self._advance(item, result)
         outputs = [
             (sequence.uid, sequence.take_output()) for sequence in self._live.values() if sequence.has_news
         ]
@@ -121,7 +122,6 @@ class EngineCore:
             kv_blocks_cached=self._pool.cached,
             prompt_tokens=self._scheduler.prompt_tokens,
             cached_prompt_tokens=self._scheduler.cached_prompt_tokens,
-            rung=0 if self._pace is None else self._pace.rung,
         )
 
     def check(self) -> None:
@@ -140,12 +140,15 @@ class EngineCore:
             self._scheduler.remove(sequence)
             del self._live[sequence.uid]
 
-    def _advance(self, item: Scheduled, sampled: Sampled | None) -> None:
+    def _advance(self, item: Scheduled, result: _Result) -> None:
         """Books a computed chunk and the token that was chosen after it."""
         sequence = item.sequence
         if sequence.status is not Status.RUNNING:
             return  # aborted since it was scheduled
         sequence.num_computed += item.num_tokens
+        if sequence.scored is not None:
+            sequence.scored += result.scored
+        sampled = result.sampled
         if sampled is None:
             return
         if sampled.token_id is None:
@@ -153,19 +156,19 @@ class EngineCore:
             return
         # Not before a token was chosen: what gave no number must not be found by others.
         self._scheduler.keep(sequence)
+        if sequence.max_tokens == 0:
+            sequence.end(FinishReason.LENGTH)
+            return
         sequence.append(sampled.token_id)
         if sampled.logprobs is not None:
             sequence.logprobs.append(sampled.logprobs)
 
-    def _compute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
-        """Each scheduled chunk with the token that follows it, if any. A request that breaks the step fails alone."""
+    def _compute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
+        """Each scheduled chunk with what came of it. A request that breaks the step fails alone."""
         if not plan:
             return []
         try:
             done = self._execute(plan)
-        except torch.AcceleratorError as error:
-            # The device's context is gone, and every later call with it: no request is to blame.
-            raise EngineDead(f"the device failed: {error}") from error
         except Exception:
             log.exception("engine.step_failed", sequences=len(plan))
             done = self._compute_one_by_one(plan)
@@ -174,7 +177,7 @@ class EngineCore:
             raise EngineDead(f"{_MAX_FAILED_STEPS} steps in a row failed for every request in them")
         return done
 
-    def _compute_one_by_one(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
+    def _compute_one_by_one(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
         done = []
         for item in plan:
             try:
@@ -184,12 +187,38 @@ class EngineCore:
                 self._fail(item.sequence, f"the model failed on this request: {type(error).__name__}")
         return done
 
-    def _execute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Sampled | None]]:
+    def _execute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
+        """Changes no sequence, so that a step that breaks half way can be made again."""
         logits = self._runner.execute(plan)
-        sampling = [item for item in plan if item.samples]
-        tokens = self._sampler.sample(logits, [item.sequence for item in sampling]) if sampling else []
-        by_uid = {item.sequence.uid: token for item, token in zip(sampling, tokens, strict=True)}
-        return [(item, by_uid.get(item.sequence.uid)) for item in plan]
+        sampling: list[Sequence] = []
+        last_rows: list[int] = []
+        scored: dict[int, list[PositionLogprobs]] = {}
+        row = 0
+        for item in plan:
+            if item.sequence.is_scoring:
+                scored[item.sequence.uid] = self._score(item.sequence, logits[row : row + item.num_logits])
+            row += item.num_logits
+            if item.samples:
+                sampling.append(item.sequence)
+                last_rows.append(row - 1)
+        if len(last_rows) < row:
+            logits = logits[last_rows]
+        tokens = self._sampler.sample(logits, sampling) if sampling else []
+        sampled = {sequence.uid: token for sequence, token in zip(sampling, tokens, strict=True)}
+        return [
+            (item, _Result(sampled.get(item.sequence.uid), scored.get(item.sequence.uid, ())))
+            for item in plan
+        ]
+
+    def _score(self, sequence: Sequence, logits: Tensor) -> list[PositionLogprobs]:
+        """Of the prompt tokens that follow those whose logits these are, float32[tokens, vocab]."""
+        assert sequence.scored is not None
+        first = len(sequence.scored) + 1
+        token_ids = sequence.token_ids[first : min(first + len(logits), sequence.num_prompt)]
+        if not token_ids:
+            return []
+        count = sequence.sampling.prompt_logprobs or 0
+        return self._sampler.score(logits[: len(token_ids)], token_ids, count)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         sequence.end(FinishReason.ERROR, error=EngineError("engine_error", message))

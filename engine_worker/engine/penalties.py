@@ -1,4 +1,4 @@
-"""Changes to the logits that depend on a request's own tokens: bias, penalties, min_tokens.
+"""Changes to the logits that depend on a request's own tokens: bias, penalties, bad words, min_tokens.
 
 Counted from the whole token list each time. No running state means nothing to keep right through
 preemption, resumption or a token that is still in flight.
@@ -28,7 +28,7 @@ def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
 
 
 def _needs_change(row: Sequence) -> bool:
-    return bool(row.sampling.logit_bias) or _has_penalty(row.sampling) or _must_go_on(row)
+    return bool(row.sampling.logit_bias or row.bad_words) or _has_penalty(row.sampling) or _must_go_on(row)
 
 
 def _has_penalty(sampling: SamplingParams) -> bool:
@@ -39,6 +39,12 @@ def _has_penalty(sampling: SamplingParams) -> bool:
 
 def _must_go_on(row: Sequence) -> bool:
     return bool(row.stop_ids) and row.num_output < row.sampling.min_tokens
+
+
+def _has_begun(word: tuple[int, ...], row: Sequence) -> bool:
+    """Whether the output ends in all of `word` but its last token."""
+    before = len(word) - 1
+    return row.num_output >= before and (before == 0 or row.token_ids[-before:] == list(word[:-1]))
 
 
 def _apply_to_row(logits: Tensor, row: Sequence) -> None:
@@ -59,6 +65,8 @@ def _apply_to_row(logits: Tensor, row: Sequence) -> None:
         logits[_on_device(ids_and_bias[:, 0].astype(np.int64), logits)] += _on_device(
             ids_and_bias[:, 1].astype(np.float32), logits
         )
+    if row.bad_words:
+        logits[[word[-1] for word in row.bad_words if _has_begun(word, row)]] = -torch.inf
     if _must_go_on(row):
         logits[list(row.stop_ids)] = -torch.inf
 

@@ -1,6 +1,6 @@
 """The next token of each row: masks, penalties and truncation, batched; a row that needs none pays nothing.
 
-Order: logit bias, penalties, end tokens before min_tokens, temperature, top-k, top-p, min-p. Log
+Order: penalties, logit bias, bad words, end tokens before min_tokens, temperature, top-k, top-p, min-p. Log
 probabilities are those of the model, before all of it.
 """
 
@@ -54,22 +54,32 @@ class Sampler:
         reported = self._logprobs(logits, rows, chosen)
         return [Sampled(token if usable[i] else None, reported.get(i)) for i, token in enumerate(chosen)]
 
+    def score(self, logits: Tensor, token_ids: Rows[int], count: int) -> list[PositionLogprobs]:
+        """How likely each of `token_ids` was, and `count` alternatives. `logits`: float32[tokens, vocab]."""
+        return _report(logits[:, : self._vocab_size], token_ids, [count] * len(token_ids))
+
     def _logprobs(
         self, logits: Tensor, rows: Rows[Sequence], chosen: list[int]
     ) -> dict[int, PositionLogprobs]:
         wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         if not wanted:
             return {}
-        logprobs = logits[wanted].log_softmax(dim=-1)
-        count = max(rows[i].sampling.logprobs or 0 for i in wanted)
-        values, ids = (part.tolist() for part in logprobs.topk(min(count, self._vocab_size), dim=-1))
-        result = {}
-        for at, i in enumerate(wanted):
-            own = TokenLogprob(chosen[i], float(logprobs[at, chosen[i]]))
-            n = rows[i].sampling.logprobs or 0
-            top = tuple(TokenLogprob(*pair) for pair in zip(ids[at][:n], values[at][:n], strict=True))
-            result[i] = PositionLogprobs(own, top)
-        return result
+        counts = [rows[i].sampling.logprobs or 0 for i in wanted]
+        return dict(zip(wanted, _report(logits[wanted], [chosen[i] for i in wanted], counts), strict=True))
+
+
+def _report(logits: Tensor, chosen: Rows[int], counts: Rows[int]) -> list[PositionLogprobs]:
+    """One entry per row of `logits`, float32[rows, vocab], with as many alternatives as `counts` says."""
+    logprobs = logits.log_softmax(dim=-1)
+    own = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
+    values, ids = (part.tolist() for part in logprobs.topk(min(max(counts), logits.shape[-1]), dim=-1))
+    return [
+        PositionLogprobs(
+            TokenLogprob(token, own[row]),
+            tuple(TokenLogprob(*pair) for pair in zip(ids[row][:count], values[row][:count], strict=True)),
+        )
+        for row, (token, count) in enumerate(zip(chosen, counts, strict=True))
+    ]
 
 
 def _draw(logits: Tensor, rows: Rows[Sequence]) -> Tensor:

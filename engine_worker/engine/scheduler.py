@@ -13,7 +13,6 @@ from operator import attrgetter
 
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.sequence import Sequence, Status
-from engine_worker.engine.slo import Allowance
 
 _ORDER = attrgetter("order")
 
@@ -30,26 +29,28 @@ class Scheduled:
         """Whether the last known token is among them, so that the next one can be chosen."""
         return self.num_tokens == self.sequence.num_uncomputed
 
+    @property
+    def num_logits(self) -> int:
+        """So many of the last tokens are asked what comes next: one to sample, all to score a prompt."""
+        sequence = self.sequence
+        if sequence.scored is not None and sequence.is_scoring:
+            return max(0, sequence.num_computed + self.num_tokens - len(sequence.scored))
+        return int(self.samples)
+
 
 class Scheduler:
     """Orders waiting and running sequences and shares out slots, blocks and the token budget."""
 
     def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._pool = pool
-        self._ceiling = Allowance(max_num_batched_tokens, max_num_seqs)
-        self._allowed = self._ceiling
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
         # Both sorted by `Sequence.order`, best first.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
-
-    def allow(self, allowance: Allowance) -> None:
-        """From the next step on, and never more than the engine was built for. What runs goes on running."""
-        self._allowed = Allowance(
-            min(allowance.tokens, self._ceiling.tokens), min(allowance.seqs, self._ceiling.seqs)
-        )
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
@@ -66,13 +67,13 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step: decodes first, then prompt chunks, each in order of priority."""
         self._admit()
-        budget = self._allowed.tokens
+        budget = self._max_num_batched_tokens
         plan: list[Scheduled] = []
         for sequence in self._decodes():
             plan.append(Scheduled(sequence, 1))
             budget -= 1
         for sequence in self.running:
-            if budget <= 0:
+            if budget == 0:
                 break
             if sequence.num_uncomputed > 1:
                 chunk = min(budget, sequence.num_uncomputed)
@@ -98,7 +99,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Moves the best waiting sequences to running while slots, blocks and the budget last."""
         demand = sum(sequence.num_uncomputed for sequence in self.running)
-        while self.waiting and demand < self._allowed.tokens:
+        while self.waiting and demand < self._max_num_batched_tokens:
             head = self.waiting[0]
             found = self._find(head)
             while not self._fits(head, found):
@@ -114,7 +115,7 @@ class Scheduler:
 
     def _find(self, head: Sequence) -> list[int]:
         """The cached blocks that `head` can begin with."""
-        if head.prefix is None:
+        if head.prefix is None or head.is_scoring:
             return []
         # Never the last token: its logits are wanted, so it has to be computed.
         return self._pool.find(head.prefix.of(head.token_ids, len(head.token_ids) - 1))
@@ -140,7 +141,7 @@ class Scheduler:
             return cost <= self._pool.available
         # Each running sequence may soon need one more block: admitting into the last of them would
         # only have the newcomer, or another, preempted a moment later.
-        return len(self.running) < self._allowed.seqs and cost + len(self.running) <= self._pool.available
+        return len(self.running) < self._max_num_seqs and cost + len(self.running) <= self._pool.available
 
     def _can_displace(self, head: Sequence, found: list[int]) -> bool:
         """Whether preempting sequences of strictly lower classes would let `head` run."""

@@ -37,8 +37,11 @@ class Sequence:
     stop_ids: frozenset[int]
     """Ids that end this request: the model's end tokens, unless ignored, and the request's own."""
     text: OutputText
+    bad_words: tuple[tuple[int, ...], ...] = ()
     prefix: PrefixKeys | None = None
     """Names of its blocks in the prefix cache; None: neither looked up nor kept there."""
+    scored: list[PositionLogprobs] | None = None
+    """Of the prompt's second token and on, as far as computed; None: not asked for, or delivered already."""
     table: BlockTable = field(default_factory=BlockTable)
     status: Status = Status.WAITING
     num_computed: int = 0
@@ -48,8 +51,6 @@ class Sequence:
     """Output tokens that the caller has, those of earlier attempts included."""
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """Of the tokens not yet emitted."""
-    token_at: float | None = None
-    """When its last output token was made, by the engine's monotonic clock."""
     preempted: bool = False
     finish: Finish | None = None
     """Set once, when the request has ended, for whatever reason."""
@@ -65,6 +66,11 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt tokens are still to be scored. What is cached has no logits, so all is computed."""
+        return self.scored is not None and len(self.scored) < self.num_prompt - 1
 
     @property
     def rank(self) -> int:
@@ -118,6 +124,9 @@ class Sequence:
         token_ids = self.token_ids[self.num_prompt + first :]
         self.num_emitted += len(token_ids)
         logprobs, self.logprobs = self.logprobs, []
+        scored = None
+        if self.scored is not None and not self.is_scoring:
+            scored, self.scored = self.scored, None
         return RequestOutput(
             request_id=self.request.request_id,
             seq=first,
@@ -125,4 +134,5 @@ class Sequence:
             text=self.text.take(),
             logprobs=logprobs if self.sampling.logprobs is not None else None,
             finish=self.finish,
+            prompt_logprobs=scored,
         )

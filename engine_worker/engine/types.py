@@ -48,6 +48,8 @@ class RequestOutput:
     text: str
     logprobs: Sequence[PositionLogprobs] | None = None
     finish: Finish | None = None
+    prompt_logprobs: Sequence[PositionLogprobs] | None = None
+    """Of the prompt's second token and all that follow: once, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,6 @@ class EngineStats:
     """Of requests that have begun to run."""
     cached_prompt_tokens: int = 0
     """Those of them that the prefix cache held."""
-    rung: int = 0
-    """Now: how far the engine has gone to keep its latency targets; `protocol.Rung`."""
 
 
 class Engine(Protocol):

@@ -30,7 +30,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: Sequence[Scheduled]) -> Tensor:
-        """Computes all scheduled tokens. Returns float32[sequences that sample, vocab], in the step's order.
+        """Computes all scheduled tokens. Returns float32[sum of num_logits, vocab], in the step's order.
 
         Running the same step again gives the same cache and logits: that is what recovery relies on.
         """
@@ -47,7 +47,10 @@ class ModelRunner:
             token_ids += sequence.token_ids[start:end]
             positions += range(start, end)
             last_rows[sequence.uid] = len(token_ids) - 1
-        sampled = [last_rows[item.sequence.uid] for item in step if item.samples]
+        sampled: list[int] = []
+        for item in step:
+            last = last_rows[item.sequence.uid]
+            sampled += range(last + 1 - item.num_logits, last + 1)
         output = self._model(
             input_ids=torch.tensor([token_ids]),
             position_ids=torch.tensor([positions]),

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import msgspec
 from django.http import HttpResponse, StreamingHttpResponse
 
-from engine_worker.protocol import Chunk
+from engine_worker.protocol import Chunk, PositionLogprobs
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import events_of
+from inference.models_served import ServedModel
 from inference.schemas import answers
 from inference.schemas.chat import ChatCompletionRequest
+from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
+from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.prepare import tokenise_chat
@@ -39,47 +42,59 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             request_id=new_request_id("chatcmpl"),
         ),
     )
-    shape = _Shape(generation, fingerprint=model.card.revision, has_usage_chunk=body.wants_usage_chunk)
+    shape = _Shape(generation, body, model)
     headers = bucket_headers(generation.buckets)
     if body.stream:
         events = events_of([generation], render=shape.events, close=shape.last_events)
         return call.stream(events, headers=headers)
-    (text,) = await collect([generation])
-    return call.respond(shape.whole(text), headers=headers)
+    return call.respond(shape.whole(await collect([generation], n=body.num_choices())), headers=headers)
 
 
 class _Shape:
     """A chat generation in OpenAI's words, whole or in chunks."""
 
-    def __init__(self, generation: Generation, *, fingerprint: str, has_usage_chunk: bool) -> None:
+    def __init__(self, generation: Generation, body: ChatCompletionRequest, model: ServedModel) -> None:
         self._generation = generation
         self._id = generation.ticket.request_id
         self._created = int(time.time())
-        self._fingerprint = f"fp_{fingerprint[:10]}"
-        self._has_usage_chunk = has_usage_chunk
-        self._has_begun = False
+        self._fingerprint = f"fp_{model.card.revision[:10]}"
+        self._texts = model.renderer.token_texts
+        self._has_logprobs = bool(body.logprobs)
+        self._has_usage_chunk = body.wants_usage_chunk
+        self._begun: set[int] = set()
 
-    def whole(self, text: str) -> answers.ChatCompletion:
+    def whole(self, choices: Sequence[Choice]) -> answers.ChatCompletion:
         finish = self._generation.finish
         assert finish is not None
         return answers.ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._generation.ticket.model,
-            choices=[answers.ChatChoice(0, answers.ChatAnswerMessage(text), finish.reason)],
+            choices=[
+                answers.ChatChoice(
+                    index,
+                    answers.ChatAnswerMessage(choice.text),
+                    choice.finish_reason or finish.reason,
+                    self._logprobs(choice.logprobs),
+                )
+                for index, choice in enumerate(choices)
+            ],
             usage=answers.usage_of(finish),
             system_fingerprint=self._fingerprint,
         )
 
     def events(self, _index: int, chunk: Chunk) -> Sequence[answers.ChatCompletionChunk]:
         events = []
-        if not self._has_begun:
-            self._has_begun = True
-            events.append(self._chunk([answers.ChunkChoice(0, answers.ChatDelta("assistant", ""))]))
-        if chunk.text:
-            events.append(self._chunk([answers.ChunkChoice(0, answers.ChatDelta(content=chunk.text))]))
-        if chunk.finish is not None and self._generation.failure() is None:
-            events.append(self._chunk([answers.ChunkChoice(0, answers.ChatDelta(), chunk.finish.reason)]))
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            events.append(self._choice(chunk, answers.ChatDelta("assistant", "")))
+        logprobs = told_logprobs(chunk)
+        if chunk.text or (logprobs and self._has_logprobs):
+            delta = answers.ChatDelta(content=chunk.text)
+            events.append(self._choice(chunk, delta, logprobs=self._logprobs(logprobs)))
+        end = end_of(chunk)
+        if end is not None and (chunk.finish is None or self._generation.failure() is None):
+            events.append(self._choice(chunk, answers.ChatDelta(), end.reason))
         return events
 
     def last_events(self) -> Sequence[answers.ChatCompletionChunk]:
@@ -90,6 +105,18 @@ class _Shape:
         last = self._chunk([])
         last.usage = answers.usage_of(finish)
         return [last]
+
+    def _logprobs(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
+        return chat_logprobs(positions, self._texts) if self._has_logprobs else None
+
+    def _choice(
+        self,
+        chunk: Chunk,
+        delta: answers.ChatDelta,
+        finish_reason: str | None = None,
+        logprobs: ChatLogprobs | None = None,
+    ) -> answers.ChatCompletionChunk:
+        return self._chunk([answers.ChunkChoice(chunk.index, delta, finish_reason, logprobs)])
 
     def _chunk(self, choices: list[answers.ChunkChoice]) -> answers.ChatCompletionChunk:
         return answers.ChatCompletionChunk(

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: one choice, and one row in the ledger, per prompt."""
+"""`POST /v1/completions`: `n` choices, and one row in the ledger, per prompt."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 from django.http import HttpResponse, StreamingHttpResponse
 
-from engine_worker.protocol import Chunk, Finish
+from engine_worker.protocol import Chunk, Finish, PositionLogprobs
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import events_of
 from inference.models_served import ServedModel
 from inference.schemas import answers
-from inference.schemas.completions import MAX_TOKENS_DEFAULT, CompletionRequest
+from inference.schemas.completions import CompletionRequest
+from inference.schemas.logprobs import TextLogprobs, text_logprobs
+from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.prepare import tokenise_prompt
@@ -27,19 +29,23 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     body.check()
     model = await call.runtime.models.get(body.model)
     completion_id = new_request_id("cmpl")
-    generations = await _submit_all(call, body, model, completion_id)
-    shape = _Shape(completion_id, model, generations, has_usage_chunk=body.wants_usage_chunk)
+    prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
+    generations = await _submit_all(call, body, model, completion_id, prompts)
+    shape = _Shape(completion_id, body, model, prompts, generations)
     headers = bucket_headers(generations[-1].buckets)
     if body.stream:
         events = events_of(generations, render=shape.events, close=shape.last_events)
         return call.stream(events, headers=headers)
-    return call.respond(shape.whole(await collect(generations)), headers=headers)
+    return call.respond(shape.whole(await collect(generations, n=body.num_choices())), headers=headers)
 
 
 async def _submit_all(
-    call: ApiCall, body: CompletionRequest, model: ServedModel, completion_id: str
+    call: ApiCall,
+    body: CompletionRequest,
+    model: ServedModel,
+    completion_id: str,
+    prompts: list[list[int]],
 ) -> list[Generation]:
-    prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
     generations: list[Generation] = []
     try:
         for index, prompt in enumerate(prompts):
@@ -47,7 +53,7 @@ async def _submit_all(
                 model=model,
                 prompt_token_ids=prompt,
                 fields=body,
-                requested_tokens=body.max_tokens or MAX_TOKENS_DEFAULT,
+                requested_tokens=body.requested_tokens,
                 max_tokens_param="max_tokens",
                 endpoint="completions",
                 request_id=completion_id if len(prompts) == 1 else f"{completion_id}-{index}",
@@ -65,31 +71,79 @@ class _Shape:
     """Text generations in OpenAI's words, whole or in chunks."""
 
     def __init__(
-        self, completion_id: str, model: ServedModel, generations: list[Generation], *, has_usage_chunk: bool
+        self,
+        completion_id: str,
+        body: CompletionRequest,
+        model: ServedModel,
+        prompts: list[list[int]],
+        generations: list[Generation],
     ) -> None:
         self._id = completion_id
         self._model = model.card.model
         self._fingerprint = f"fp_{model.card.revision[:10]}"
+        self._texts = model.renderer.token_texts
         self._created = int(time.time())
         self._generations = generations
-        self._has_usage_chunk = has_usage_chunk
+        self._has_usage_chunk = body.wants_usage_chunk
+        self._n = body.num_choices()
+        self._has_logprobs = body.logprobs is not None
+        self._first_tokens = [prompt[0] for prompt in prompts]
+        self._echoes = [
+            prompt if isinstance(prompt, str) else model.renderer.decode(prompt) for prompt in body.prompts()
+        ] if body.echo else [""] * len(prompts)  # fmt: skip
+        self._prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+        self._offsets: dict[int, int] = {}
+        """Characters of each choice that are out, by its index."""
 
-    def whole(self, texts: list[str]) -> answers.Completion:
-        choices = [
-            answers.TextChoice(index, text, finish.reason)
-            for index, (text, finish) in enumerate(zip(texts, self._finishes(), strict=True))
+    def whole(self, choices: list[Choice]) -> answers.Completion:
+        for index, choice in enumerate(choices):
+            if choice.prompt_logprobs is not None:
+                self._prompt_logprobs[index // self._n] = choice.prompt_logprobs
+        shown = [
+            answers.TextChoice(
+                index,
+                self._echoes[index // self._n] + choice.text,
+                choice.finish_reason or self._finishes()[index // self._n].reason,
+                self._logprobs(index, choice.logprobs, is_first=True),
+            )
+            for index, choice in enumerate(choices)
         ]
-        return self._body(choices, answers.usage_of(*self._finishes()))
+        return self._body(shown, answers.usage_of(*self._finishes()))
 
     def events(self, index: int, chunk: Chunk) -> Sequence[answers.Completion]:
-        is_good_end = chunk.finish is not None and self._generations[index].failure() is None
-        if not chunk.text and not is_good_end:
+        end = end_of(chunk)
+        if chunk.finish is not None and self._generations[index].failure() is not None:
+            end = None
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs[index] = chunk.prompt_logprobs
+        told = told_logprobs(chunk)
+        number = index * self._n + chunk.index
+        is_first = number not in self._offsets
+        text = (self._echoes[index] if is_first else "") + chunk.text
+        if not text and not told and end is None:
             return []
-        reason = chunk.finish.reason if chunk.finish is not None and is_good_end else None
-        return [self._body([answers.TextChoice(index, chunk.text, reason)], self._no_usage())]
+        logprobs = self._logprobs(number, told, is_first=is_first)
+        self._offsets.setdefault(number, 0)
+        choice = answers.TextChoice(number, text, end.reason if end else None, logprobs)
+        return [self._body([choice], self._no_usage())]
 
     def last_events(self) -> Sequence[answers.Completion]:
         return [self._body([], answers.usage_of(*self._finishes()))] if self._has_usage_chunk else []
+
+    def _logprobs(
+        self, number: int, positions: Sequence[PositionLogprobs], *, is_first: bool
+    ) -> TextLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        generation = number // self._n
+        first_token = None
+        if is_first and self._echoes[generation]:
+            first_token = self._first_tokens[generation]
+            positions = [*self._prompt_logprobs.get(generation, ()), *positions]
+        offset = self._offsets.get(number, 0)
+        logprobs = text_logprobs(positions, self._texts, offset=offset, first_token=first_token)
+        self._offsets[number] = offset + sum(map(len, logprobs.tokens))
+        return logprobs
 
     def _finishes(self) -> list[Finish]:
         return [generation.finish for generation in self._generations if generation.finish is not None]

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from engine_worker.protocol import Finish
+from inference.schemas.logprobs import ChatLogprobs, TextLogprobs
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -29,7 +30,7 @@ class Usage(msgspec.Struct):
 
 
 def usage_of(*finishes: Finish) -> Usage:
-    """Summed over the choices."""
+    """Summed over the prompts. Several choices of one prompt count it once."""
     prompt = sum(finish.prompt_tokens for finish in finishes)
     completion = sum(finish.completion_tokens for finish in finishes)
     cached = sum(finish.cached_tokens for finish in finishes)
@@ -52,7 +53,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatAnswerMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -75,7 +76,7 @@ class ChunkChoice(msgspec.Struct):
     index: int
     delta: ChatDelta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
@@ -94,7 +95,7 @@ class TextChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from engine_worker.protocol import LOGPROBS_MAX
 from inference.errors import InvalidRequest
-from inference.schemas.sampling import SamplingFields, StreamOptions, refuse_unsupported
+from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
 
 _MAX_TOKENS = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -48,10 +49,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    # Known to clients, not honoured yet: see _NEUTRAL.
-    n: int | None = None
+    n: Choices | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    # Known to clients, not honoured yet: see _NEUTRAL.
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -73,6 +74,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
         refuse_unsupported(self, _NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         for index, message in enumerate(self.messages):
             refuse_unsupported(message, _NEUTRAL_MESSAGE)
             if message.content is None:
@@ -80,6 +83,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
                     f"messages[{index}] has no 'content': give a string or a list of text parts.",
                     param=f"messages[{index}].content",
                 )
+
+    def logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def num_choices(self) -> int:
+        return self.n or 1
 
     @property
     def requested_tokens(self) -> int | None:
@@ -96,9 +105,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # says nothing without tools

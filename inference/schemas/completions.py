@@ -7,26 +7,28 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from inference.errors import InvalidRequest
-from inference.schemas.sampling import SamplingFields, StreamOptions, TokenId, refuse_unsupported
+from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, TokenId, refuse_unsupported
 
 MAX_TOKENS_DEFAULT = 16
 """As in OpenAI's specification."""
 PROMPTS_MAX = 64
+_LOGPROBS_MAX = 5
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: str | list[str | TokenId | list[TokenId]]
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0 scores the prompt, with `echo` and `logprobs`."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Accepted; it changes nothing in the answer.
     user: str | None = None
-    # Known to clients, not honoured yet: see _NEUTRAL.
-    n: int | None = None
+    n: Choices | None = None
     best_of: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=_LOGPROBS_MAX)] | None = None
+    # Known to clients, not honoured yet: see _NEUTRAL.
     suffix: str | None = None
 
     def check(self) -> None:
@@ -34,7 +36,26 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
         refuse_unsupported(self, _NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
+        if self.best_of not in (None, self.num_choices()):
+            raise InvalidRequest(
+                f"'best_of' other than 'n' ({self.num_choices()}) is not supported yet: leave it out.",
+                param="best_of",
+                code="unsupported_parameter",
+            )
         self.prompts()
+
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def requested_tokens(self) -> int:
+        return MAX_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per choice, in order: text, or token ids."""
@@ -61,9 +82,5 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
 }

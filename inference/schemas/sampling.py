@@ -13,6 +13,8 @@ from inference.errors import InvalidRequest
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\S")]
+Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 _STOPS_MAX = 4
@@ -43,6 +45,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[TokenId] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Parts a tenant's cached prompts; it never joins two tenants'."""
@@ -71,10 +74,24 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             min_tokens=min_tokens,
             stop=_stop_strings(self.stop),
             stop_token_ids=_stop_token_ids(self.stop_token_ids or [], vocab_size),
+            bad_words=tuple(self.bad_words or ()),
             ignore_eos=bool(self.ignore_eos),
             # The engine's seed has 64 bits; negative ones, which clients do send, are folded into them.
             seed=(seed if self.seed is None else self.seed) % 2**63,
+            logprobs=self.logprobs_wanted(),
+            prompt_logprobs=self.prompt_logprobs_wanted(),
+            n=self.num_choices(),
         )
+
+    def logprobs_wanted(self) -> int | None:
+        """Alternatives per output token, where the route can report them."""
+        return None
+
+    def prompt_logprobs_wanted(self) -> int | None:
+        return None
+
+    def num_choices(self) -> int:
+        return 1
 
 
 def refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]]) -> None:

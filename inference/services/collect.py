@@ -1,30 +1,31 @@
-"""The whole text of generations, for answers that are not streamed."""
+"""Whole generations, for answers that are not streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inference.services.choices import Choice
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
 
 _PATIENCE_S = 10.0
 
 
-async def collect(generations: Sequence[Generation]) -> list[str]:
-    """One text per generation, in order. Raises ApiError when one ends badly; the others are cancelled then.
+async def collect(generations: Sequence[Generation], *, n: int = 1) -> list[Choice]:
+    """`n` choices per generation, in order. Raises ApiError when one ends badly; the others are cancelled then.
 
     A client that leaves cancels this coroutine, and with it what still runs.
     """
-    parts: list[list[str]] = [[] for _ in generations]
+    choices = [Choice() for _ in range(n * len(generations))]
     try:
         async for item in chunks_of(generations, keep_alive_s=_PATIENCE_S):
             if item is None:
                 continue
             index, chunk = item
-            parts[index].append(chunk.text)
+            choices[index * n + chunk.index].add(chunk)
             if chunk.finish is not None and (failure := generations[index].failure()) is not None:
                 raise failure
     finally:
         for generation in generations:
             generation.leave()
-    return ["".join(texts) for texts in parts]
+    return choices

@@ -1,0 +1,43 @@
+"""The choices of generations, told apart: what each chunk means for the choice it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine_worker.protocol import ChoiceEnd, Chunk, FinishReason, PositionLogprobs
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as far as it has come."""
+
+    text: str = ""
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.logprobs += told_logprobs(chunk)
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs
+        if (end := end_of(chunk)) is not None:
+            self.finish_reason = end.reason
+
+
+def end_of(chunk: Chunk) -> ChoiceEnd | None:
+    """How the chunk's choice ended, in its last chunk."""
+    if chunk.choice_end is None and chunk.finish is not None:
+        return ChoiceEnd(chunk.finish.reason, chunk.finish.stop_reason)
+    return chunk.choice_end
+
+
+def told_logprobs(chunk: Chunk) -> Sequence[PositionLogprobs]:
+    """Those of tokens that are part of the answer: the end token is not."""
+    logprobs = chunk.logprobs or []
+    end = end_of(chunk)
+    is_end_token = (
+        end is not None and end.reason == FinishReason.STOP and not isinstance(end.stop_reason, str)
+    )
+    return logprobs[:-1] if is_end_token else logprobs
