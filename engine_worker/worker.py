@@ -140,7 +140,7 @@ class Worker:
             request_id=engine_id,
             prompt_token_ids=request.prompt_token_ids,
             sampling=request.sampling,
-            priority=(request.tier_rank, 0.0),
+            priority=(claim.tier_class, claim.counter),
             # By this machine's clock, which need not agree with the server's.
             deadline_ms=_now_ms() + claim.remaining_ms,
             # A gateway that makes no salt yet must not put its tenants into one cache.

@@ -61,6 +61,8 @@ class TierSpec:
     """Default and largest time from acceptance to the last token."""
     max_output_tokens: int
     """Cap on max_tokens."""
+    max_wait_s: int | None = None
+    """Longest wait in the queue that is promised; None is the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,5 @@ class Principal:
     key_public_id: str | None = None
     user_id: int | None = None
     user_public_id: str | None = None
+    weight: int = 1
+    """Of the tenant, against others of its tier."""

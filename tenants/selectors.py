@@ -63,6 +63,7 @@ def find_stored_key(lookup_id: str) -> StoredKey | None:
             scopes=frozenset(Scope(scope) for scope in api_key.scopes),
             key_id=api_key.pk,
             key_public_id=str(api_key.public_id),
+            weight=tenant.weight or tenant.tier.weight,
         ),
         digest=bytes(api_key.digest),
         expires_at=api_key.expires_at,
@@ -93,6 +94,7 @@ def member_principal(membership: Membership, user: User) -> Principal:
         scopes=SCOPES_BY_ROLE[Role(membership.role)],
         user_id=user.pk,
         user_public_id=str(user.public_id),
+        weight=tenant.weight or tenant.tier.weight,
     )
 
 
@@ -105,6 +107,7 @@ def tier_spec(tier: Tier) -> TierSpec:
         max_queued_per_tenant=tier.max_queued_per_tenant,
         deadline_s=tier.deadline_s,
         max_output_tokens=tier.max_output_tokens,
+        max_wait_s=tier.max_wait_s,
     )
 
 

@@ -2,7 +2,7 @@
 
 BrokerError
 ├── BrokerUnavailable     Redis does not answer, or refuses; nothing is known of the call's effect
-├── QueueFull             the tier's or the tenant's bound is reached; carries retry_after_ms
+├── QueueFull             a bound is reached: the tier's, the tenant's, or the wait's; carries retry_after_ms
 ├── DuplicateRequestId    the id is queued, running or finished less than the retention ago
 └── UnknownRequest        never seen, or its log's retention is over
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-QueueScope = Literal["tier", "tenant"]
+QueueScope = Literal["tier", "tenant", "wait"]
 
 
 class BrokerError(Exception):
@@ -24,7 +24,7 @@ class BrokerUnavailable(BrokerError):
 
 class QueueFull(BrokerError):
     def __init__(self, scope: QueueScope, retry_after_ms: int) -> None:
-        super().__init__(f"the {scope}'s queue is full, retry in {retry_after_ms} ms")
+        super().__init__(f"the queue is full by the bound of the {scope}, retry in {retry_after_ms} ms")
         self.scope: QueueScope = scope
         self.retry_after_ms = retry_after_ms
 

@@ -14,7 +14,13 @@ from redis.exceptions import ResponseError
 
 from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import bounded, connect
-from engine_worker.broker.errors import BrokerUnavailable, DuplicateRequestId, QueueFull, UnknownRequest
+from engine_worker.broker.errors import (
+    BrokerUnavailable,
+    DuplicateRequestId,
+    QueueFull,
+    QueueScope,
+    UnknownRequest,
+)
 from engine_worker.broker.live import LiveChannel
 from engine_worker.protocol import Chunk, Finish, GenerateRequest, ModelCard, WorkerStatus, decode, encode
 
@@ -27,17 +33,21 @@ MAX_ATTEMPTS = 3
 _SWEEP_INTERVAL_S = 1.0
 
 
+State = Literal["queued", "running", "finished", "dead"]
+"""`dead`: it ended with an error after its last attempt, and an operator may give it another life."""
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     position: int
-    """Requests that go first."""
+    """About how many requests go first: what comes later may pass, and so may others give up."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestState:
-    state: Literal["queued", "running", "finished"]
+    state: State
     position: int | None
-    """Requests that go first; None unless queued."""
+    """About how many requests go first; None unless queued."""
     attempts: int
     tokens: int
     """Output tokens in the log."""
@@ -74,10 +84,16 @@ class GatewayBroker:
         *,
         max_queued: int,
         max_queued_per_tenant: int,
+        weight: int = 1,
+        max_wait_ms: int | None = None,
         retention_ms: int = RETENTION_MS,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> Enqueued:
         """Queues the request, all or nothing.
+
+        `weight` is the tenant's against others of its tier. `max_wait_ms` is the longest wait that is
+        promised: with more ahead than that the request is refused, and after half of it the request
+        may pass better tiers; None takes the time until the deadline.
 
         The deadline is taken as a duration from `created_at_ms`, so that the gateway's clock need
         not agree with the server's. When the call fails or is cancelled with its effect unknown,
@@ -85,6 +101,7 @@ class GatewayBroker:
 
         Raises: QueueFull, DuplicateRequestId, BrokerUnavailable.
         """
+        lifetime_ms = request.deadline_ms - request.created_at_ms
         args = (
             request.request_id,
             encode(request),
@@ -92,13 +109,15 @@ class GatewayBroker:
             request.tier_rank,
             request.tenant_id,
             len(request.prompt_token_ids),
-            request.deadline_ms - request.created_at_ms,
+            lifetime_ms,
             request.reply_channel,
             max_queued,
             max_queued_per_tenant,
             retention_ms,
             max_attempts,
             secrets.token_hex(8),
+            weight,
+            lifetime_ms if max_wait_ms is None else max_wait_ms,
         )
         try:
             reply = await self._call("enqueue", request.model, args)
@@ -110,7 +129,7 @@ class GatewayBroker:
         if reply[0] == b"duplicate":
             raise DuplicateRequestId(request.request_id)
         if reply[0] == b"full":
-            raise QueueFull(cast(Literal["tier", "tenant"], reply[1].decode()), int(reply[2]))
+            raise QueueFull(cast(QueueScope, reply[1].decode()), int(reply[2]))
         self._sweep(request.model)
         return Enqueued(position=int(reply[1]))
 
@@ -124,6 +143,24 @@ class GatewayBroker:
         published. A running one ends with its worker's next step.
         """
         await self._call("cancel", model, (request_id, if_last_watched_by))
+
+    async def requeue(self, model: str, request_id: str) -> bool:
+        """Gives a dead request another life, with its log, from where its answer broke off; False when it isn't dead.
+
+        It gets as many attempts and as much time as at first. What it makes from now on is a usage event
+        of its own, `ID~2` and so on, without the prompt. Raises: UnknownRequest.
+        """
+        return await self._on_dead("requeue", model, request_id)
+
+    async def drop(self, model: str, request_id: str) -> bool:
+        """Forgets a dead request's prompt now and the rest after the retention. Raises: UnknownRequest."""
+        return await self._on_dead("drop", model, request_id)
+
+    async def _on_dead(self, verb: str, model: str, request_id: str) -> bool:
+        reply = await self._call(verb, model, (request_id,))
+        if reply == b"unknown":
+            raise UnknownRequest(request_id)
+        return bool(reply != b"alive")
 
     async def expire(self, model: str, *, limit: int = 100) -> None:
         """The sweep: ends what outlived its deadline, takes requests from lost workers."""
@@ -155,7 +192,7 @@ class GatewayBroker:
             raise UnknownRequest(request_id)
         state, ahead, attempts, tokens, tenant, last = reply
         return RequestState(
-            state=cast(Literal["queued", "running", "finished"], state.decode()),
+            state=cast(State, state.decode()),
             position=int(ahead) if state == b"queued" else None,
             attempts=int(attempts),
             tokens=int(tokens),

@@ -10,8 +10,14 @@ the prefix, so it carries the same tag and lies in the same slot.
     log:ID                list    its Chunks, in order                       retention after its end (1)
     tiers                 zset    tier ranks with a backlog                  empty (2)
     tier:RANK             zset    queued ids by arrival                      empty (2)
-    turns:RANK            zset    tenants with a backlog by whose turn it is empty (2)
+    turns:RANK            zset    tenants with a backlog by their counter    empty (2)
     line:RANK:TENANT      zset    a tenant's queued ids by arrival           empty (2)
+    served:RANK           zset    every tenant's virtual token counter       24 h after the last arrival
+    level:RANK            string  the counter at the tier's last turn        24 h after it
+    pace:RANK:TENANT      string  ms per place in that line, of late         30 s
+    passes                string  turns since lower tiers had to be let pass 24 h
+    delayed               zset    ids in back-off by its end, server ms      empty (2)
+    dead                  zset    dead ids by their death, server ms         24 h after the last (6)
     deadlines             zset    queued ids by deadline, server ms          empty (2)
     leases                zset    running ids by end of lease, server ms     empty (2)
     arrivals              string  arrival counter                            never (3)
@@ -30,11 +36,8 @@ the prefix, so it carries the same tag and lies in the same slot.
 request has a deadline and the sweep that every gateway and worker runs ends it, after which the TTL
 counts. (2) Redis deletes an empty zset; each member is a live request, see (1). (3) A restart would
 let new arrivals pass older ones. (4) It is money: only the ledger's acknowledgement removes an entry.
-(5) Usage of a model whose workers are gone must still be found and drained.
-
-Reserved names, not used yet: `delayed` (zset: requests in back-off by earliest next claim), `dead`
-(zset: dead letters), `served:RANK` (hash: tenants' virtual token counters; the score in
-`turns:RANK` becomes that counter, and nothing else moves).
+(5) Usage of a model whose workers are gone must still be found and drained. (6) And so long, not the
+retention, are a dead request and its log kept, prompt included: an operator may queue it again.
 """
 
 from __future__ import annotations

@@ -32,9 +32,11 @@ class Script:
             return await client.eval(self.text, 1, prefix, *args)
 
 
+def _source(name: str) -> str:
+    return _INCLUDE.sub(lambda match: _source(match[1]), (_LUA / f"{name}.lua").read_text())
+
+
 @cache
 def load(verb: str) -> Script:
-    source = (_LUA / f"{verb}.lua").read_text()
-    source = _INCLUDE.sub(lambda match: (_LUA / f"{match[1]}.lua").read_text(), source)
-    text = _COMMENT.sub("", source)
+    text = _COMMENT.sub("", _source(verb))
     return Script(text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -44,6 +44,10 @@ class Claim:
     """Until its deadline, by the server's clock."""
     logged_token_ids: tuple[int, ...]
     """Output that earlier attempts delivered: resume after it."""
+    tier_class: int
+    """Its tier's rank, or a better one to which its wait has raised it."""
+    counter: float
+    """Its tenant's virtual token counter when its turn came: the smaller goes first within a class."""
     log: tuple[Chunk, ...] = ()
     """The same as it was delivered, which tells several choices apart."""
 
@@ -68,6 +72,8 @@ class WorkerBroker:
         self.lease_ms = lease_ms
         self._prefix = keys.model_prefix(model)
         self._timeout_s = timeout_s
+        self.waiting_class: int | None = None
+        """The best class that had a backlog at the last publish; None when nothing waited."""
         self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
         # Its own connection, and a patience that outlasts the server's.
         self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=1)
@@ -103,9 +109,13 @@ class WorkerBroker:
             pipe.zrem(self._prefix + "workers", self.worker_id)
             await pipe.execute()
 
-    async def claim(self, count: int) -> list[Claim]:
-        """Up to `count` requests, in order: no more than can start now."""
-        reply = await self._call("claim", (self.worker_id, count, self.lease_ms))
+    async def claim(self, count: int, *, extra: int = 0, put_aside: int = 0) -> list[Claim]:
+        """Up to `count` requests, in order: no more than can start now.
+
+        And up to `extra` more of classes better than `put_aside`, for which the worker would put aside
+        what it runs of that class.
+        """
+        reply = await self._call("claim", (self.worker_id, count, self.lease_ms, extra, put_aside))
         now_ms = int(reply[0])
         return [_claim(entry, now_ms) for entry in reply[1:]]
 
@@ -128,13 +138,17 @@ class WorkerBroker:
                 chunks.append(encode(chunk))
                 described.append((chunk.seq, len(chunk.token_ids), chunk.finish is not None, len(chunks[-1])))
             header.append((request.request_id, request.epoch, described))
-        verdicts = await self._call(
+        *verdicts, waiting = await self._call(
             "publish", (self.lease_ms, msgspec.msgpack.encode(header), b"".join(chunks))
         )
+        self.waiting_class = None if waiting < 0 else waiting
         return [Verdict(verdict) for verdict in verdicts]
 
     async def release(self, held: Sequence[Held], *, failed: bool, code: str = "", message: str = "") -> None:
-        """Hands requests back to the front of the queue. A failed attempt counts, and the last one ends the request."""
+        """Hands requests back to the front of their lines.
+
+        A failed attempt counts, is followed by a back-off, and the last one ends the request.
+        """
         args: list[str | bytes | int] = [1 if failed else 0, code, message]
         for request in held:
             args += (request.request_id, request.epoch)
@@ -151,7 +165,7 @@ class WorkerBroker:
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
-    body, epoch, attempt, deadline_ms, entries = entry
+    body, epoch, attempt, deadline_ms, entries, tier_class, counter = entry
     log = tuple(decode(chunk, Chunk) for chunk in entries)
     return Claim(
         request=decode(body, GenerateRequest),
@@ -160,4 +174,6 @@ def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
         remaining_ms=int(deadline_ms) - now_ms,
         logged_token_ids=tuple(token for chunk in log for token in chunk.token_ids),
         log=log,
+        tier_class=int(tier_class),
+        counter=float(counter or 0),
     )

@@ -101,7 +101,11 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         stream = await runtime.streams.open(card.model, request.request_id, is_new=True)
         try:
             enqueued = await runtime.broker.enqueue(
-                request, max_queued=tier.max_queued, max_queued_per_tenant=tier.max_queued_per_tenant
+                request,
+                max_queued=tier.max_queued,
+                max_queued_per_tenant=tier.max_queued_per_tenant,
+                weight=principal.weight,
+                max_wait_ms=(tier.max_wait_s or tier.deadline_s) * 1000,
             )
         except BaseException:
             stream.close()
@@ -200,8 +204,20 @@ def refusal(refused: Refused) -> ApiError:
 
 def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
-        whose = "your tenant's share of the queue" if error.scope == "tenant" else "the tier's queue"
-        return Overloaded(f"Too many requests wait: {whose} is full.", retry_after_ms=error.retry_after_ms)
+        retry_after_ms = error.retry_after_ms
+        if error.scope == "tenant":
+            return RateLimited(
+                "Too many requests wait: your tenant's share of the queue is full.",
+                kind="requests",
+                retry_after_ms=retry_after_ms,
+                headers={"x-weir-limit-scope": "tenant"},
+            )
+        if error.scope == "wait":
+            return Overloaded(
+                "Before this request's turn it would wait longer than your tier allows.",
+                retry_after_ms=retry_after_ms,
+            )
+        return Overloaded("Too many requests wait: the tier's queue is full.", retry_after_ms=retry_after_ms)
     if isinstance(error, QuotaUnavailable):
         return Overloaded("Quotas can't be checked at the moment. Try again shortly.")
     if isinstance(error, DuplicateRequestId | ReservationClosed):

@@ -33,7 +33,7 @@ class TierAdmin(AuditedAdmin):
     inlines = (TierLimitInline,)
     fieldsets = (
         (None, {"fields": ("name", "rank", "weight")}),
-        ("Queue", {"fields": ("max_queued", "max_queued_per_tenant", "deadline_s")}),
+        ("Queue", {"fields": ("max_queued", "max_queued_per_tenant", "max_wait_s", "deadline_s")}),
         ("Generation", {"fields": ("max_output_tokens",)}),
     )
 
@@ -74,7 +74,7 @@ class TenantAdmin(AuditedAdmin):
     actions = ("suspend", "resume")
     readonly_fields = ("public_id", "suspended_at", "suspended_reason", "created_at")
     fieldsets = (
-        (None, {"fields": ("name", "slug", "tier")}),
+        (None, {"fields": ("name", "slug", "tier", "weight")}),
         ("State", {"fields": ("public_id", "suspended_at", "suspended_reason", "created_at")}),
     )
 

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import uuid_utils.compat
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from tenants.models.tier import Tier
@@ -17,6 +18,12 @@ class Tenant(models.Model):
     name = models.CharField(max_length=120)
     slug = models.SlugField(max_length=63, unique=True)
     tier = models.ForeignKey(Tier, on_delete=models.PROTECT, related_name="tenants")
+    weight = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(1000)],
+        help_text="Its share against others of its tier, 1 to 1000. Empty: the tier's weight.",
+    )
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL, through="tenants.Membership", related_name="tenants"
     )
@@ -35,6 +42,10 @@ class Tenant(models.Model):
         ordering = ["name", "id"]
         constraints = [
             models.CheckConstraint(condition=~models.Q(name=""), name="tenant_has_a_name"),
+            models.CheckConstraint(
+                condition=models.Q(weight=None) | models.Q(weight__range=(1, 1000)),
+                name="tenant_weight_is_1_to_1000",
+            ),
             models.CheckConstraint(
                 condition=models.Q(suspended_at__isnull=False) | models.Q(suspended_reason=""),
                 name="tenant_reason_only_while_suspended",

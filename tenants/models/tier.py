@@ -13,7 +13,9 @@ class Tier(models.Model):
     name = models.SlugField(max_length=32, unique=True)
     rank = models.PositiveSmallIntegerField(unique=True, help_text="0 goes first.")
     weight = models.PositiveIntegerField(
-        default=1, validators=[MinValueValidator(1)], help_text="Share of its tenants against each other."
+        default=1,
+        validators=[MinValueValidator(1)],
+        help_text="Of each of its tenants that has none of its own.",
     )
     max_queued = models.PositiveIntegerField(
         default=1000, validators=[MinValueValidator(1)], help_text="Requests that may wait, over all tenants."
@@ -23,6 +25,13 @@ class Tier(models.Model):
         default=300,
         validators=[MinValueValidator(1)],
         help_text="Default and largest time from acceptance to the last token.",
+    )
+    max_wait_s = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Longest wait in the queue that is promised: a request that would wait longer is refused, and one "
+        "that has waited half of it may pass better tiers. Empty: the deadline.",
     )
     max_output_tokens = models.PositiveIntegerField(
         default=4096, validators=[MinValueValidator(1)], help_text="Cap on max_tokens."
@@ -41,6 +50,9 @@ class Tier(models.Model):
                 violation_error_message="A tenant's queue bound must lie between 1 and the tier's.",
             ),
             models.CheckConstraint(condition=Q(deadline_s__gte=1), name="tier_deadline_is_positive"),
+            models.CheckConstraint(
+                condition=Q(max_wait_s=None) | Q(max_wait_s__gte=1), name="tier_max_wait_is_positive"
+            ),
             models.CheckConstraint(condition=Q(max_output_tokens__gte=1), name="tier_max_output_is_positive"),
         ]
 

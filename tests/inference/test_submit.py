@@ -84,9 +84,14 @@ async def settled(runtime: Runtime) -> None:
 async def test_a_full_queue_refuses_and_gives_back(runtime, model, principal):
     first = await submit(runtime, principal, ask(model))
     assert await left(runtime, principal) == [9, 990, 4]
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(RateLimited) as refused:
         await submit(runtime, principal, ask(model))
     assert "your tenant's share" in refused.value.message
+    full = replace(principal, tier=replace(principal.tier, max_queued=1, max_queued_per_tenant=1))
+    with pytest.raises(Overloaded) as overloaded:
+        await submit(runtime, full, ask(model))
+    assert "the tier's queue" in overloaded.value.message
+    assert overloaded.value.retry_after_ms > 0
     assert refused.value.retry_after_ms > 0
     await settled(runtime)
     assert await left(runtime, principal) == [9, 990, 4]

@@ -19,15 +19,25 @@ from tenants.auth import (
     authenticate_bearer,
     principal_for_member,
 )
-from tenants.models import ApiKey, ApiKeyUse, Membership
+from tenants.models import ApiKey, ApiKeyUse, Membership, Tenant
 from tenants.principal import LimitMetric, LimitScope, Scope
 from tenants.services import resume_tenant, revoke_api_key, suspend_tenant
-from tests.factories import TEST, make_cast, make_key, make_tenant, make_user, set_limit
+from tests.factories import TEST, make_cast, make_key, make_tenant, make_tier, make_user, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 authenticate = async_to_sync(authenticate_bearer)
 member_principal = async_to_sync(principal_for_member)
+
+
+@pytest.mark.parametrize(("own", "weight"), [(None, 5), (3, 3)])
+def test_a_tenants_weight_is_its_own_or_its_tiers(own, weight):
+    tenant = make_tenant(tier=make_tier(weight=5, max_wait_s=90), owner=make_user("weighty@example.org"))
+    Tenant.objects.filter(pk=tenant.pk).update(weight=own)
+    by_key = authenticate(make_key(tenant).secret)
+    by_session = member_principal(tenant.members.get(), str(tenant.public_id))
+    assert (by_key.weight, by_session.weight) == (weight, weight)
+    assert by_key.tier.max_wait_s == by_session.tier.max_wait_s == 90
 
 
 def test_a_key_gives_its_principal():

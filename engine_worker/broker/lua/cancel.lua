@@ -10,7 +10,7 @@
 --@include request
 local request = find(ARGV[1])
 if not request then return 'unknown' end
-if request.state == 'finished' then return 'finished' end
+if request.state == 'finished' or request.state == 'dead' then return 'finished' end
 if ARGV[2] ~= '' and string.match(request.channels, '[^\n]+') ~= ARGV[2] then return 'watched' end
 if request.state == 'running' then
   redis.call('HSET', request_key(request.id), 'cancel', 1)

@@ -1,36 +1,80 @@
 -- Gives a worker the next requests, each under a lease and a new epoch. Requests whose deadline has
 -- passed are ended on the way and not handed out.
 --
+-- Better tiers go first. But a request of a lower one that has waited half of the longest wait that it
+-- was promised passes them, oldest first, and keeps the better class at its worker, so that it isn't
+-- put aside there either. Only every fourth turn, while a better tier waits: those bounded waits must
+-- not become the better tier's. Within a tier it is the turn of the tenant with the least counter.
+--
 -- KEYS[1]   prefix of the model's keys
 -- ARGV[1]   worker id
 -- ARGV[2]   how many the worker can start now
 -- ARGV[3]   lease, ms
--- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}}, ...}
--- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000
+-- ARGV[4]   how many more it would start by putting aside what is of the class in ARGV[5] or below
+-- ARGV[5]   the best class that it would put aside, integer: only better ones come beyond ARGV[2]
+-- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}, class, counter}, ...}
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000 0 0
 --@include request
 local worker, count, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local extra, put_aside = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
+local PASS_EVERY = 4
+local PACE_KEPT = 30000
 local reply = { now }
 local ended = 0
 
+-- Of the lower tiers' oldest requests the one that has waited longest beyond its due, or nil.
+local function overdue(ranks)
+  local found, most = nil, 1
+  for i = 2, #ranks do
+    local id = redis.call('ZRANGE', prefix .. 'tier:' .. ranks[i], 0, 0)[1]
+    local f = redis.call('HMGET', request_key(id), 'created', 'max_wait')
+    local waited = 2 * (now - tonumber(f[1])) / tonumber(f[2] or 3600000)
+    if waited >= most then found, most = id, waited end
+  end
+  return found
+end
+
+recall_due(100)
 -- The bound keeps one call short when a long backlog has outlived its deadlines; the sweep does the rest.
-while #reply <= count and ended < 64 do
-  local rank = redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1]
-  if not rank then break end
-  local tenant = redis.call('ZRANGE', prefix .. 'turns:' .. rank, 0, 0)[1]
-  local id = redis.call('ZRANGE', prefix .. 'line:' .. rank .. ':' .. tenant, 0, 0)[1]
+while ended < 64 do
+  local ranks = redis.call('ZRANGE', prefix .. 'tiers', 0, -1)
+  local class = ranks[1]
+  if not class then break end
+  local bound = tonumber(class) < put_aside and count + extra or count
+  if #reply > bound then break end
+
+  local id = overdue(ranks)
+  if id then
+    if redis.call('INCR', prefix .. 'passes') % PASS_EVERY ~= 0 then id = nil end
+    redis.call('PEXPIRE', prefix .. 'passes', COUNTERS_KEPT)
+  end
+  if not id then
+    local turn = redis.call('ZRANGE', prefix .. 'turns:' .. class, 0, 0, 'WITHSCORES')
+    redis.call('SET', prefix .. 'level:' .. class, turn[2], 'PX', COUNTERS_KEPT)
+    id = redis.call('ZRANGE', prefix .. 'line:' .. class .. ':' .. turn[1], 0, 0)[1]
+  end
+
   local request = find(id)
+  local counter = redis.call('ZSCORE', prefix .. 'turns:' .. request.rank, request.tenant)
   leave_queue(request)
   if request.deadline <= now then
     finish_as(request, 'deadline')
     ended = ended + 1
   else
     local key = request_key(id)
+    if request.epoch == 0 then
+      charge(request.rank, request.tenant, cost(W_IN * request.prompt_tokens, request.weight))
+      local places = tonumber(redis.call('HGET', key, 'standing') or 0) + 1
+      redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant, (now - request.created) / places,
+        'PX', PACE_KEPT)
+    end
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1)
     redis.call('HSETNX', key, 'claimed', now)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}
-    reply[#reply + 1] = { redis.call('HGET', key, 'body'), request.epoch + 1, request.attempts + 1, request.deadline, log }
+    reply[#reply + 1] = { redis.call('HGET', key, 'body'), request.epoch + 1, request.attempts + 1, request.deadline,
+      log, tonumber(class), counter }
   end
 end
 

@@ -14,8 +14,11 @@
 -- ARGV[11]  how long log and id are kept after the end, ms
 -- ARGV[12]  attempts before it fails for good
 -- ARGV[13]  the call's own id: a repeat of the same call is not a duplicate
--- Returns   {'ok', requests ahead} | {'duplicate'} | {'full', 'tier' or 'tenant', retry after ms}
--- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1
+-- ARGV[14]  the tenant's weight against others of its tier, integer, 1 or more
+-- ARGV[15]  the longest wait that is promised, ms: one that would wait longer is refused, and one that has
+--           waited half of it may pass better tiers (see claim)
+-- Returns   {'ok', requests ahead} | {'duplicate'} | {'full', 'tier', 'tenant' or 'wait', retry after ms}
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000
 --@include request
 local id, rank, tenant = ARGV[1], ARGV[4], ARGV[5]
 
@@ -24,15 +27,27 @@ if redis.call('EXISTS', request_key(id)) == 1 then
   return { 'ok', position(find(id)) }
 end
 
-local function full(scope, queue, bound)
-  if redis.call('ZCARD', queue) < tonumber(bound) then return nil end
-  -- As long as the oldest in line has waited so far: what this queue takes at present.
-  local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
-  local waited = oldest and now - tonumber(redis.call('HGET', request_key(oldest), 'created') or now) or 0
-  return { 'full', scope, math.max(1000, math.min(waited, 30000)) }
+local line, max_wait = prefix .. 'line:' .. rank .. ':' .. tenant, tonumber(ARGV[15])
+local standing = redis.call('ZCARD', line)
+-- What one place in this line took lately, ms; forgotten when it says nothing of the present.
+local pace = tonumber(redis.call('GET', prefix .. 'pace:' .. rank .. ':' .. tenant) or nil)
+
+local function full(scope, queue, size, bound)
+  if size < bound then return nil end
+  local retry = pace
+  if not retry then
+    -- As long as the oldest in line has waited so far: what this queue takes at present.
+    local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
+    retry = oldest and now - tonumber(redis.call('HGET', request_key(oldest), 'created') or now) or 0
+  end
+  return { 'full', scope, math.max(1000, math.min(math.ceil(retry), 30000)) }
 end
-local refusal = full('tier', prefix .. 'tier:' .. rank, ARGV[9])
-  or full('tenant', prefix .. 'line:' .. rank .. ':' .. tenant, ARGV[10])
+local tier = prefix .. 'tier:' .. rank
+local refusal = full('tier', tier, redis.call('ZCARD', tier), tonumber(ARGV[9]))
+  or full('tenant', line, standing, tonumber(ARGV[10]))
+if not refusal and standing > 0 and pace and pace * (standing + 1) > max_wait then
+  refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(pace * (standing + 1) - max_wait), 30000)) }
+end
 if refusal then return refusal end
 
 local request = {
@@ -42,6 +57,7 @@ local request = {
 redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,
   'channels', ARGV[8], 'created', now, 'retention', ARGV[11], 'max_attempts', ARGV[12], 'call', ARGV[13],
+  'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7],
   'epoch', 0, 'attempts', 0, 'tokens', 0)
 join_queue(request)
 return { 'ok', position(request) }

@@ -1,5 +1,5 @@
 -- The sweep: ends queued requests whose deadline has passed, and takes running ones from workers
--- whose lease has lapsed. Every gateway and worker runs it about once a second; repeats are harmless.
+-- whose lease has lapsed, and queues those whose back-off is over. Every gateway and worker runs it about once a second; repeats are harmless.
 --
 -- KEYS[1]   prefix of the model's keys
 -- ARGV[1]   at most so many of each kind in one call
@@ -16,9 +16,11 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'deadlines', '-inf', n
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[1])) do
-  local outcome = give_back(find(id), 'worker_lost', 'The worker that was generating this answer was lost.')
+  local outcome = give_back(find(id), true, 'worker_lost', 'The worker that was generating this answer was lost.')
   if outcome == 'queued' then requeued = requeued + 1 else ended = ended + 1 end
 end
 
+recall_due(ARGV[1])
+redis.call('ZREMRANGEBYSCORE', prefix .. 'dead', '-inf', now - DEAD_KEPT)
 publish_told()
 return { expired, requeued, ended }

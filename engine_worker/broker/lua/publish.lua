@@ -11,22 +11,24 @@
 --           tokens, is last, bytes of the Chunk], ...]]
 -- ARGV[3]   all Chunks (MessagePack) in that order, end to end. Two arguments and not hundreds, because
 --           clients are slow at packing many; and apart, because cmsgpack reads no binaries
--- Returns   an integer per request: 0 ok, 1 cancelled (abort it, then publish its last chunk), 2 fenced
+-- Returns   an integer per request: 0 ok, 1 cancelled (abort it, then publish its last chunk), 2 fenced;
+--           then the best tier rank that has a backlog, -1 when nothing waits
 -- Example   EVALSHA sha 1 weir:{m:smollm2}: 10000 <[["r1", 1, [[17, 1, false, 80]]], ["r2", 3, []]]> <80 bytes>
 --@include request
 local lease_end = now + tonumber(ARGV[1])
 local verdicts, renewed = {}, {}
+local charges = {} -- rank -> tenant -> amount: one command per tenant, not per request
 
 local all_chunks, read = ARGV[3], 0
 for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, epoch, chunks = held[1], held[2], held[3]
   local key = request_key(id)
-  local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel')
+  local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight')
   local verdict = f[5] == '1' and 1 or 0
 
   if tonumber(f[2] or nil) ~= epoch or f[1] == 'queued' then
     verdict = 2
-  elseif f[1] == 'finished' then
+  elseif f[1] == 'finished' or f[1] == 'dead' then
     -- Its own last chunk again is a repeat; anything else comes after another hand ended it.
     if #chunks == 0 or not chunks[#chunks][3] then verdict = 2 end
   else
@@ -57,6 +59,9 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
       if tokens > before then
         if before == 0 then redis.call('HSETNX', key, 'first_token', now) end
         redis.call('HSET', key, 'tokens', tokens)
+        local of_tier = charges[f[6]] or {}
+        charges[f[6]] = of_tier
+        of_tier[f[7]] = (of_tier[f[7]] or 0) + cost(W_OUT * (tokens - before), tonumber(f[8] or 1))
       end
       if last then
         finish(find(id), cmsgpack.unpack(last).finish, last)
@@ -71,5 +76,9 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 
 if #renewed > 0 then redis.call('ZADD', prefix .. 'leases', unpack(renewed)) end
+for rank, of_tier in pairs(charges) do
+  for tenant, amount in pairs(of_tier) do charge(rank, tenant, amount) end
+end
 publish_told()
+verdicts[#verdicts + 1] = tonumber(redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1] or -1)
 return verdicts

@@ -1,4 +1,5 @@
--- A worker hands requests back: they go to the front of the queue, with their log, for another.
+-- A worker hands requests back, with their log, for another: to the front of their line, after a
+-- back-off when the attempt failed.
 --
 -- KEYS[1]   prefix of the model's keys
 -- ARGV[1]   1 when the attempt failed and counts, 0 when the worker merely drains
@@ -13,8 +14,9 @@ for i = 4, #ARGV, 2 do
   local request = find(ARGV[i])
   local outcome = 'fenced'
   if request and request.state == 'running' and request.epoch == tonumber(ARGV[i + 1]) then
-    if ARGV[1] == '0' then request.attempts = request.attempts - 1 end
-    outcome = give_back(request, ARGV[2], ARGV[3])
+    local failed = ARGV[1] == '1'
+    if not failed then request.attempts = redis.call('HINCRBY', request_key(request.id), 'attempts', -1) end
+    outcome = give_back(request, failed, ARGV[2], ARGV[3])
   end
   reply[#reply + 1] = outcome
 end

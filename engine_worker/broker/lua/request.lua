@@ -2,7 +2,8 @@
 --
 -- KEYS[1] is the model's key prefix, `weir:{m:MODEL}:`; all keys derive from it (see keys.py).
 -- `now` is the server's clock in Unix milliseconds, the only clock that counts here.
--- A request moves: queued -> running -> finished, or back from running to queued.
+-- A request moves: queued -> running -> finished; back from running to queued; or, its attempts used
+-- up, to dead, from where an operator can queue it again or let it go (finished).
 -- MessagePack built here speaks protocol version 1 of engine_worker/protocol.py.
 
 local prefix = KEYS[1]
@@ -16,55 +17,20 @@ local function log_key(id) return prefix .. 'log:' .. id end
 -- The request as a table of numbers and strings, or nil when unknown.
 local function find(id)
   local f = redis.call('HMGET', request_key(id), 'state', 'rank', 'tenant', 'arrival', 'deadline', 'epoch',
-    'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention')
+    'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention', 'prompt_tokens',
+    'weight', 'max_wait', 'lives', 'billed')
   if not f[1] then return nil end
   return {
     id = id, state = f[1], rank = f[2], tenant = f[3], arrival = f[4], deadline = tonumber(f[5]),
     epoch = tonumber(f[6]), attempts = tonumber(f[7]), tokens = tonumber(f[8]), channels = f[9],
     cancel = f[10] == '1', created = tonumber(f[11]), max_attempts = tonumber(f[12]), retention = f[13],
+    prompt_tokens = tonumber(f[14]), weight = tonumber(f[15] or 1), max_wait = tonumber(f[16] or 3600000),
+    lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0),
   }
 end
 
--- Whose turn it is within a tier: for now the tenant whose oldest request came first.
-local function set_turn(rank, tenant)
-  local head = redis.call('ZRANGE', prefix .. 'line:' .. rank .. ':' .. tenant, 0, 0, 'WITHSCORES')
-  if head[1] then
-    redis.call('ZADD', prefix .. 'turns:' .. rank, head[2], tenant)
-  else
-    redis.call('ZREM', prefix .. 'turns:' .. rank, tenant)
-  end
-end
-
--- A request that comes back keeps its arrival number, and so stands before all that came after it.
-local function join_queue(request)
-  redis.call('ZADD', prefix .. 'tiers', request.rank, request.rank)
-  redis.call('ZADD', prefix .. 'tier:' .. request.rank, request.arrival, request.id)
-  redis.call('ZADD', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.arrival, request.id)
-  redis.call('ZADD', prefix .. 'deadlines', request.deadline, request.id)
-  set_turn(request.rank, request.tenant)
-  -- Bounded: more tokens than idle workers only cost empty claims.
-  redis.call('LPUSH', prefix .. 'wake', 1)
-  redis.call('LTRIM', prefix .. 'wake', 0, 15)
-  redis.call('PEXPIRE', prefix .. 'wake', 60000)
-end
-
-local function leave_queue(request)
-  local tier = prefix .. 'tier:' .. request.rank
-  redis.call('ZREM', tier, request.id)
-  redis.call('ZREM', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.id)
-  redis.call('ZREM', prefix .. 'deadlines', request.id)
-  set_turn(request.rank, request.tenant)
-  if redis.call('EXISTS', tier) == 0 then redis.call('ZREM', prefix .. 'tiers', request.rank) end
-end
-
--- How many requests go before this queued one.
-local function position(request)
-  local ahead = redis.call('ZRANK', prefix .. 'tier:' .. request.rank, request.id) or 0
-  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'tiers', '-inf', '(' .. request.rank)) do
-    ahead = ahead + redis.call('ZCARD', prefix .. 'tier:' .. rank)
-  end
-  return ahead
-end
+--@include fair
+--@include queue
 
 local function tell(channels, chunk)
   for channel in string.gmatch(channels, '[^\n]+') do
@@ -87,8 +53,12 @@ local function publish_told()
 end
 
 -- The one end of every request, whatever brought it: final log entry, usage event, lease released,
--- TTLs set. `finish` is the protocol's Finish as a table; `chunk` the worker's own final chunk, if any.
-local function finish(request, outcome, chunk)
+-- TTLs set. `outcome` is the protocol's Finish as a table; `chunk` the worker's own final chunk, if any.
+-- A dead request keeps its body, and all of it for longer: an operator may want it to live again. What
+-- it makes then is billed apart, under a name that says so.
+local DEAD_KEPT = 86400000
+
+local function finish(request, outcome, chunk, is_dead)
   local id = request.id
   if not chunk then
     chunk = cmsgpack.pack({ request_id = id, epoch = request.epoch, seq = request.tokens, finish = outcome, v = 1 })
@@ -98,10 +68,13 @@ local function finish(request, outcome, chunk)
 
   local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'worker')
   local usage = cmsgpack.unpack(more[1])
-  if not more[2] then usage.prompt_tokens = 0 end  -- no worker touched it: nothing was computed
+  if request.epoch == 0 then usage.prompt_tokens = 0 end -- no worker touched it: nothing was computed
   usage.finish_reason = outcome.reason
-  usage.completion_tokens = outcome.completion_tokens
+  usage.completion_tokens = outcome.completion_tokens - request.billed
   usage.cached_tokens = outcome.cached_tokens or 0
+  if request.lives > 1 then
+    usage.request_id, usage.prompt_tokens, usage.cached_tokens = id .. '~' .. request.lives, 0, 0
+  end
   usage.error_code = outcome.error and outcome.error.code or nil
   usage.created_at_ms = request.created
   usage.finished_at_ms = now
@@ -111,28 +84,36 @@ local function finish(request, outcome, chunk)
   usage.attempts = request.attempts
   redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
-  redis.call('HSET', request_key(id), 'state', 'finished')
-  -- The prompt is no longer needed, and is the client's.
-  redis.call('HDEL', request_key(id), 'body', 'usage')
+  if outcome.cached_tokens then charge(request.rank, request.tenant, -cost(W_IN * outcome.cached_tokens, request.weight)) end
   redis.call('ZREM', prefix .. 'leases', id)
-  redis.call('PEXPIRE', request_key(id), request.retention)
-  redis.call('PEXPIRE', log_key(id), request.retention)
+  local kept = request.retention
+  if is_dead then
+    kept = DEAD_KEPT
+    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts)
+    redis.call('ZADD', prefix .. 'dead', now, id)
+    redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
+  else
+    redis.call('HSET', request_key(id), 'state', 'finished')
+    -- The prompt is no longer needed, and is the client's.
+    redis.call('HDEL', request_key(id), 'body', 'usage')
+  end
+  redis.call('PEXPIRE', request_key(id), kept)
+  redis.call('PEXPIRE', log_key(id), kept)
 end
 
 -- An end that no worker wrote.
 local function finish_as(request, reason, code, message)
-  local stored = redis.call('HMGET', request_key(request.id), 'prompt_tokens', 'claimed')
   finish(request, {
     reason = reason,
-    prompt_tokens = stored[2] and tonumber(stored[1]) or 0,
+    prompt_tokens = request.epoch > 0 and request.prompt_tokens or 0, -- unclaimed: nothing was computed
     completion_tokens = request.tokens,
     error = code and { code = code, message = message } or nil,
-  })
+  }, nil, reason == 'error')
 end
 
--- A running request loses its worker: ended if its time or its attempts are over, else queued again.
--- Returns 'finished' or 'queued'.
-local function give_back(request, code, message)
+-- A running request loses its worker: ended if its time or its attempts are over, else queued again;
+-- at once when the attempt did not fail, after a back-off when it did. Returns 'finished' or 'queued'.
+local function give_back(request, failed, code, message)
   if request.cancel then
     finish_as(request, 'cancelled')
   elseif request.deadline <= now then
@@ -142,7 +123,7 @@ local function give_back(request, code, message)
   else
     redis.call('ZREM', prefix .. 'leases', request.id)
     redis.call('HSET', request_key(request.id), 'state', 'queued', 'attempts', request.attempts)
-    join_queue(request)
+    if failed then put_off(request) else join_queue(request) end
     return 'queued'
   end
   return 'finished'

@@ -2,12 +2,13 @@
 --
 -- KEYS[1]   prefix of the model's keys
 -- ARGV[1]   request id
--- Returns   {state, requests ahead (0 unless queued), attempts, tokens, tenant, last log entry ('' unless finished)},
+-- Returns   {state, requests ahead (0 unless queued), attempts, tokens, tenant, last log entry ('' unless over)},
 --           or {} when unknown
 -- Example   EVALSHA sha 1 weir:{m:smollm2}: r1
 --@include request
 local request = find(ARGV[1])
 if not request then return {} end
 local ahead = request.state == 'queued' and position(request) or 0
-local last = request.state == 'finished' and redis.call('LINDEX', log_key(request.id), -1) or ''
+local is_over = request.state == 'finished' or request.state == 'dead'
+local last = is_over and redis.call('LINDEX', log_key(request.id), -1) or ''
 return { request.state, ahead, request.attempts, request.tokens, request.tenant, last }

@@ -62,6 +62,14 @@ async def lapse_leases(redis_url: str, model: str) -> None:
             await client.zadd(key, {request_id: 1}, xx=True)
 
 
+async def end_backoffs(redis_url: str, model: str, at_ms: int = 1) -> None:
+    """Every request that was put off may be claimed now, or from `at_ms` on."""
+    key = f"weir:{{m:{model}}}:delayed"
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        for request_id in await client.zrange(key, 0, -1):
+            await client.zadd(key, {request_id: at_ms}, xx=True)
+
+
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
     deadline = time.monotonic() + timeout_s
     while not await condition():

@@ -8,7 +8,16 @@ import pytest
 from redis.asyncio import Redis
 
 from engine_worker.broker import GatewayBroker, Held, Verdict, WorkerBroker
-from tests.engine_worker.broker.driving import lapse_leases, last, publish, put, tokens, until, usage_events
+from tests.engine_worker.broker.driving import (
+    end_backoffs,
+    lapse_leases,
+    last,
+    publish,
+    put,
+    tokens,
+    until,
+    usage_events,
+)
 
 
 async def leftovers(redis_url: str, model: str) -> set[str]:
@@ -121,6 +130,7 @@ async def test_a_lapsed_lease_goes_to_the_front_with_its_tokens(gateway, worker,
     await lapse_leases(redis_url, model)
     assert await worker.expire() == (0, 1, 0)
     assert await publish(worker, claim, tokens(claim, 3, 10)) is Verdict.FENCED
+    await end_backoffs(redis_url, model)
     (again,) = await worker.claim(1)
     assert again.request.request_id == "first"
     assert (again.epoch, again.attempt, again.logged_token_ids) == (2, 2, (7, 8, 9))
@@ -160,6 +170,7 @@ async def test_after_the_last_attempt_it_ends_with_an_error(gateway, worker, mak
             await publish(worker, claim, tokens(claim, attempt - 1, attempt))
             await lapse_leases(redis_url, model)
             await worker.expire()
+            await end_backoffs(redis_url, model)
         heard = [chunk for _ in range(3) for chunk in await anext(live)]
     assert heard[-1].finish.reason == "error"
     assert heard[-1].finish.error.code == "worker_lost"
@@ -174,13 +185,17 @@ async def test_after_the_last_attempt_it_ends_with_an_error(gateway, worker, mak
     assert await leftovers(redis_url, model) == set()
 
 
-async def test_handing_back_is_no_failure_unless_it_is_one(gateway, worker, make, model):
+async def test_handing_back_is_no_failure_unless_it_is_one(gateway, worker, make, model, redis_url):
     await put(gateway, make("r1"))
     for expected_attempt, failed in [(1, False), (1, False), (1, True), (2, False)]:
         (claim,) = await worker.claim(1)
         assert claim.attempt == expected_attempt
         await worker.release([Held("r1", claim.epoch)], failed=failed)
         await worker.release([Held("r1", claim.epoch)], failed=failed)  # a repeat is fenced
+        assert (await worker.claim(0)) == []
+        if failed:
+            assert await worker.claim(1) == []  # put off
+            await end_backoffs(redis_url, model)
     assert (await gateway.request_state(model, "r1")).state == "queued"
 
 

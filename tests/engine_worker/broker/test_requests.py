@@ -16,7 +16,7 @@ from engine_worker.broker import (
     WorkerBroker,
 )
 from engine_worker.protocol import Chunk
-from tests.engine_worker.broker.driving import last, publish, put, tokens, until, usage_events
+from tests.engine_worker.broker.driving import end_backoffs, last, publish, put, tokens, until, usage_events
 from tests.engine_worker.conftest import Make
 
 
@@ -180,7 +180,7 @@ async def test_a_repeated_publish_changes_nothing(gateway, worker, make, model, 
 
 
 async def test_a_worker_ahead_of_the_log_is_fenced_and_the_request_goes_on_from_the_log(
-    gateway, worker, make
+    gateway, worker, make, model, redis_url
 ):
     # The server lost its last writes: what the worker sends no longer joins up.
     await put(gateway, make("r1"))
@@ -188,6 +188,7 @@ async def test_a_worker_ahead_of_the_log_is_fenced_and_the_request_goes_on_from_
     await publish(worker, claim, tokens(claim, 0, 1))
     assert await publish(worker, claim, tokens(claim, 2, 3)) is Verdict.FENCED
     assert await worker.expire() == (0, 1, 0)
+    await end_backoffs(redis_url, model)
     (again,) = await worker.claim(1)
     assert again.logged_token_ids == (1,)
 

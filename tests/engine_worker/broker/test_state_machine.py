@@ -1,12 +1,14 @@
 """The request's state machine, searched by hypothesis against the real server.
 
-Any order of enqueue, claim, publish, finish, cancel, lapse, hand-back and sweep, by workers that may
-be slow, repeat themselves or have lost what they hold. After each step the server agrees with a
+Any order of enqueue, claim, publish, finish, cancel, lapse, back-off, hand-back, sweep, death, and an
+operator's requeue and drop, by workers that may be slow, repeat themselves or have lost what they
+hold: between any two steps a worker may as well have died. After each step the server agrees with a
 plain model of what should be, and:
 
-    every request that is over has exactly one usage event and one last chunk, no other has any
+    every life that is over has exactly one usage event, its last chunk is the log's last, no other has any
+    the usage events of a request add up to its tokens
     no token is lost or doubled: the log is the output, in order, without a hole
-    the queue goes by rank, then by arrival
+    the queue goes by rank, then by the virtual token counters, then by arrival
     nothing that is over is left in the queue, the leases or the deadlines
 """
 
@@ -25,11 +27,13 @@ from redis.asyncio import Redis
 
 from engine_worker.broker import Claim, GatewayBroker, Held, Verdict, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
-from tests.engine_worker.broker.driving import lapse_leases, last, tokens, usage_events
+from tests.engine_worker.broker.driving import end_backoffs, lapse_leases, last, tokens, usage_events
 
 pytestmark = pytest.mark.timeout(600)
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
+PROMPT = 2
+WEIGHTS = {"t1": 1, "t2": 3, "t3": 1000}
 
 
 @dataclass
@@ -38,12 +42,33 @@ class Expected:
 
     rank: int
     arrival: int
+    tenant: str
+    is_put_off: bool = False
+    lives: int = 1
+    billed: list[tuple[str, int, int]] = field(default_factory=list)
+    """Ends of its lives: reason, prompt and output tokens of that life."""
     state: str = "queued"
     epoch: int = 0
     attempts: int = 0
     output: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     end: str | None = None
+
+
+class Counters:
+    """One tier's virtual token counters, as the paper has them."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, int] = {}
+        self.level = 0
+
+    def join(self, tenant: str, waiting: set[str]) -> None:
+        if tenant not in waiting:
+            floor = min((self.served[other] for other in waiting), default=self.level)
+            self.served[tenant] = max(floor, self.served.get(tenant, 0))
+
+    def charge(self, tenant: str, weighted_tokens: int) -> None:
+        self.served[tenant] += int(weighted_tokens * 1000 / WEIGHTS[tenant] + 0.5)
 
 
 class Requests(RuleBasedStateMachine):
@@ -57,6 +82,7 @@ class Requests(RuleBasedStateMachine):
         self.url = os.environ["REDIS_URL"]
         self.model = f"machine-{uuid.uuid4().hex}"
         self.expected: dict[str, Expected] = {}
+        self.counters = {rank: Counters() for rank in range(3)}
         self.gateway = GatewayBroker(self.url, timeout_s=10)
         # The gateway's own sweep would act between the steps.
         self.gateway._sweep = lambda model: None  # type: ignore[method-assign]
@@ -76,7 +102,7 @@ class Requests(RuleBasedStateMachine):
 
     # -- what can happen
 
-    @rule(target=requests, rank=st.integers(0, 2), tenant=st.sampled_from(["t1", "t2"]))
+    @rule(target=requests, rank=st.integers(0, 2), tenant=st.sampled_from(sorted(WEIGHTS)))
     def enqueue(self, rank: int, tenant: str) -> str:
         request_id = f"r{len(self.expected)}"
         request = GenerateRequest(
@@ -85,28 +111,36 @@ class Requests(RuleBasedStateMachine):
             tenant_id=tenant,
             tier=f"tier-{rank}",
             tier_rank=rank,
-            prompt_token_ids=[1, 2],
+            prompt_token_ids=[1] * PROMPT,
             sampling=SamplingParams(max_tokens=100),
             created_at_ms=0,
             deadline_ms=3_600_000,
             reply_channel=f"weir:live:{self.model}",
         )
         bounds = {"max_queued": 1000, "max_queued_per_tenant": 1000}
-        queued = self.runner.run(self.gateway.enqueue(request, **bounds, max_attempts=MAX_ATTEMPTS))
-        self.expected[request_id] = Expected(rank=rank, arrival=len(self.expected))
-        assert queued.position == self._queue().index(request_id)
+        queued = self.runner.run(
+            self.gateway.enqueue(request, **bounds, weight=WEIGHTS[tenant], max_attempts=MAX_ATTEMPTS)
+        )
+        self._join(rank, tenant)
+        self.expected[request_id] = Expected(rank=rank, arrival=len(self.expected), tenant=tenant)
+        assert 0 <= queued.position < len(self._queue())
         return request_id
 
     @rule(target=claims)
     def claim(self) -> Claim | None:
-        queue = self._queue()
+        head = self._head()
         claims = self.runner.run(self.worker.claim(1))
-        if not queue:
+        if head is None:
             assert claims == []
             return None
         (claim,) = claims
-        assert claim.request.request_id == queue[0]
-        expected = self.expected[queue[0]]
+        assert claim.request.request_id == head
+        expected = self.expected[head]
+        counters = self.counters[expected.rank]
+        assert (claim.tier_class, claim.counter) == (expected.rank, counters.served[expected.tenant])
+        counters.level = counters.served[expected.tenant]
+        if expected.epoch == 0:
+            counters.charge(expected.tenant, PROMPT)
         expected.state = "running"
         expected.epoch += 1
         expected.attempts += 1
@@ -124,7 +158,7 @@ class Requests(RuleBasedStateMachine):
         chunks = [tokens(claim, seq, *made)] if made else []
         verdict = self._publish(claim, *chunks)
         if self._owns(claim):
-            expected.output += made
+            self._made(expected, made)
         self._check(claim, verdict)
         if repeat and self._owns(claim):
             self._check(claim, self._publish(claim, *chunks))
@@ -141,8 +175,8 @@ class Requests(RuleBasedStateMachine):
         verdict = self._publish(claim, chunk)
         if self._owns(claim):
             assert verdict is not Verdict.FENCED
-            expected.output += made
-            expected.state, expected.end = "finished", reason
+            self._made(expected, made)
+            self._over(expected, reason)
             if repeat:
                 assert self._publish(claim, chunk) is not Verdict.FENCED
 
@@ -151,7 +185,7 @@ class Requests(RuleBasedStateMachine):
         self.runner.run(self.gateway.cancel(self.model, request_id))
         expected = self.expected[request_id]
         if expected.state == "queued":
-            expected.state, expected.end = "finished", "cancelled"
+            self._over(expected, "cancelled")
         elif expected.state == "running":
             expected.is_cancelled = True
 
@@ -159,9 +193,37 @@ class Requests(RuleBasedStateMachine):
     def lapse_and_sweep(self) -> None:
         self.runner.run(lapse_leases(self.url, self.model))
         self.runner.run(self.worker.expire())
+        self._hold_backoffs()
         for expected in self.expected.values():
             if expected.state == "running":
-                self._given_back(expected)
+                self._given_back(expected, failed=True)
+
+    @rule()
+    def backoffs_end(self) -> None:
+        self.runner.run(end_backoffs(self.url, self.model))
+        self.runner.run(self.worker.expire())
+        # All had the same score: Redis hands them out by their names.
+        for _, expected in sorted(self.expected.items()):
+            if expected.state == "queued" and expected.is_put_off:
+                self._join(expected.rank, expected.tenant)
+                expected.is_put_off = False
+
+    @rule(request_id=requests)
+    def requeue(self, request_id: str) -> None:
+        expected = self.expected[request_id]
+        done = self.runner.run(self.gateway.requeue(self.model, request_id))
+        assert done == (expected.state == "dead")
+        if done:
+            self._join(expected.rank, expected.tenant)
+            expected.state, expected.end, expected.attempts = "queued", None, 0
+            expected.lives += 1
+
+    @rule(request_id=requests)
+    def drop(self, request_id: str) -> None:
+        expected = self.expected[request_id]
+        assert self.runner.run(self.gateway.drop(self.model, request_id)) == (expected.state == "dead")
+        if expected.state == "dead":
+            expected.state = "finished"
 
     @rule(claim=consumes(claims), failed=st.booleans())
     def release(self, claim: Claim | None, failed: bool) -> None:
@@ -169,10 +231,11 @@ class Requests(RuleBasedStateMachine):
             return
         held = [Held(claim.request.request_id, claim.epoch)]
         self.runner.run(self.worker.release(held, failed=failed, code="engine_failed", message="m"))
+        self._hold_backoffs()
         if self._owns(claim):
             expected = self.expected[claim.request.request_id]
             expected.attempts -= 0 if failed else 1
-            self._given_back(expected)
+            self._given_back(expected, failed=failed)
 
     # -- what must be true after each
 
@@ -187,44 +250,90 @@ class Requests(RuleBasedStateMachine):
         for event in await usage_events(self.url, self.model):
             assert event.request_id not in events, "a second usage event"
             events[event.request_id] = event
-        over = {request_id for request_id, expected in self.expected.items() if expected.end}
-        assert set(events) == over
+        assert sorted(events) == sorted(
+            request_id if life == 0 else f"{request_id}~{life + 1}"
+            for request_id, expected in self.expected.items()
+            for life in range(len(expected.billed))
+        )
         for request_id, expected in self.expected.items():
             state = await self.gateway.request_state(self.model, request_id)
             assert (state.state, state.attempts) == (expected.state, expected.attempts)
             log = await self.gateway.read_log(self.model, request_id)
             assert [token for chunk in log for token in chunk.token_ids] == expected.output
             assert sum(chunk.finish is not None for chunk in log) == (expected.end is not None)
+            for life, (reason, prompt, count) in enumerate(expected.billed):
+                event = events[request_id if life == 0 else f"{request_id}~{life + 1}"]
+                assert (event.finish_reason, event.completion_tokens) == (reason, count)
+                assert event.prompt_tokens == prompt
             if expected.end:
-                event = events[request_id]
-                assert (event.finish_reason, event.completion_tokens) == (expected.end, len(expected.output))
                 assert event.attempts == expected.attempts
                 assert log[-1].finish.reason == expected.end
+                assert sum(count for *_, count in expected.billed) == len(expected.output)
         prefix = f"weir:{{m:{self.model}}}:"
         async with Redis.from_url(self.url, protocol=2) as client:
             leases = {member.decode() for member in await client.zrange(prefix + "leases", 0, -1)}
             deadlines = {member.decode() for member in await client.zrange(prefix + "deadlines", 0, -1)}
             tiers = {int(rank) for rank in await client.zrange(prefix + "tiers", 0, -1)}
+            delayed = {member.decode() for member in await client.zrange(prefix + "delayed", 0, -1)}
+            dead = {member.decode() for member in await client.zrange(prefix + "dead", 0, -1)}
+            for rank, counters in self.counters.items():
+                served = await client.zrange(f"{prefix}served:{rank}", 0, -1, withscores=True)
+                assert {tenant.decode(): int(score) for tenant, score in served} == counters.served
         assert leases == {key for key, expected in self.expected.items() if expected.state == "running"}
-        assert deadlines == set(self._queue())
+        put_off = {key for key, expected in self.expected.items() if expected.is_put_off}
+        assert delayed == put_off
+        assert deadlines == put_off | set(self._queue())
+        assert dead == {key for key, expected in self.expected.items() if expected.state == "dead"}
         assert tiers == {self.expected[request_id].rank for request_id in self._queue()}
 
     # -- the model
 
+    def _hold_backoffs(self) -> None:
+        """Only a claim or a sweep looks at them, and both are steps of ours: no back-off ends by itself."""
+        self.runner.run(end_backoffs(self.url, self.model, at_ms=2**45))
+
     def _queue(self) -> list[str]:
-        queued = [(e.rank, e.arrival, key) for key, e in self.expected.items() if e.state == "queued"]
-        return [key for _, _, key in sorted(queued)]
+        return [key for key, e in self.expected.items() if e.state == "queued" and not e.is_put_off]
+
+    def _waiting(self, rank: int) -> set[str]:
+        """Tenants that have something in that tier's queue."""
+        return {self.expected[key].tenant for key in self._queue() if self.expected[key].rank == rank}
+
+    def _head(self) -> str | None:
+        """Whose turn it is."""
+        queued = [
+            (e.rank, self.counters[e.rank].served[e.tenant], e.tenant, e.arrival, key)
+            for key, e in ((key, self.expected[key]) for key in self._queue())
+        ]
+        return min(queued)[-1] if queued else None
+
+    def _join(self, rank: int, tenant: str) -> None:
+        self.counters[rank].join(tenant, self._waiting(rank))
+
+    def _made(self, expected: Expected, made: list[int]) -> None:
+        expected.output += made
+        if made:
+            self.counters[expected.rank].charge(expected.tenant, 2 * len(made))
+
+    def _over(self, expected: Expected, reason: str, state: str = "finished") -> None:
+        expected.state, expected.end, expected.is_put_off = state, reason, False
+        before = sum(count for *_, count in expected.billed)
+        is_computed = expected.epoch > 0 and not expected.billed  # in a later life it is billed already
+        expected.billed.append((reason, PROMPT if is_computed else 0, len(expected.output) - before))
 
     def _owns(self, claim: Claim) -> bool:
         expected = self.expected[claim.request.request_id]
         return expected.state == "running" and expected.epoch == claim.epoch
 
-    def _given_back(self, expected: Expected) -> None:
+    def _given_back(self, expected: Expected, *, failed: bool) -> None:
         if expected.is_cancelled:
-            expected.state, expected.end = "finished", "cancelled"
+            self._over(expected, "cancelled")
         elif expected.attempts >= MAX_ATTEMPTS:
-            expected.state, expected.end = "finished", "error"
+            self._over(expected, "error", state="dead")
+        elif failed:
+            expected.state, expected.is_put_off = "queued", True
         else:
+            self._join(expected.rank, expected.tenant)
             expected.state = "queued"
 
     def _publish(self, claim: Claim, *chunks) -> Verdict:  # type: ignore[no-untyped-def]

@@ -1,0 +1,59 @@
+-- Fragment: the queue. A request waits in its tenant's line, and counts in its tier; or it is put off
+-- (`delayed`) until its back-off is over, and stands in no line.
+
+-- A request that comes back keeps its arrival number, and so stands before all that came after it.
+local function join_queue(request)
+  redis.call('ZADD', prefix .. 'tiers', request.rank, request.rank)
+  redis.call('ZADD', prefix .. 'tier:' .. request.rank, request.arrival, request.id)
+  redis.call('ZADD', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.arrival, request.id)
+  redis.call('ZADD', prefix .. 'deadlines', request.deadline, request.id)
+  take_turns(request.rank, request.tenant)
+  -- Bounded: more tokens than idle workers only cost empty claims.
+  redis.call('LPUSH', prefix .. 'wake', 1)
+  redis.call('LTRIM', prefix .. 'wake', 0, 15)
+  redis.call('PEXPIRE', prefix .. 'wake', 60000)
+end
+
+local function leave_queue(request)
+  if redis.call('ZREM', prefix .. 'delayed', request.id) == 0 then
+    local tier = prefix .. 'tier:' .. request.rank
+    local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
+    redis.call('ZREM', tier, request.id)
+    redis.call('ZREM', line, request.id)
+    if redis.call('EXISTS', line) == 0 then redis.call('ZREM', prefix .. 'turns:' .. request.rank, request.tenant) end
+    if redis.call('EXISTS', tier) == 0 then redis.call('ZREM', prefix .. 'tiers', request.rank) end
+  end
+  redis.call('ZREM', prefix .. 'deadlines', request.id)
+end
+
+local BACKOFF_MIN, BACKOFF_MAX = 200, 30000
+
+-- Back to the queue, but not at once: whatever took the last worker may still be there. Doubles with
+-- each attempt; between half and all of it, so that what fell together does not come back together.
+local function put_off(request)
+  local wait = math.min(BACKOFF_MIN * 2 ^ math.max(0, request.attempts - 1), BACKOFF_MAX)
+  local spread = tonumber(string.sub(redis.sha1hex(request.id .. ':' .. request.epoch), 1, 6), 16) / 0xffffff
+  redis.call('ZADD', prefix .. 'delayed', now + math.floor(wait * (0.5 + 0.5 * spread)), request.id)
+  redis.call('ZADD', prefix .. 'deadlines', request.deadline, request.id)
+end
+
+local function recall_due(limit)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'delayed', '-inf', now, 'LIMIT', 0, limit)) do
+    redis.call('ZREM', prefix .. 'delayed', id)
+    join_queue(find(id))
+  end
+end
+
+-- About how many requests go before this queued one: all of better tiers, those before it in its own
+-- line, and of the other lines of its tier as many turns as it needs itself.
+local function position(request)
+  local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
+  local before = redis.call('ZRANK', line, request.id) or 0
+  local others = redis.call('ZCARD', prefix .. 'tier:' .. request.rank) - redis.call('ZCARD', line)
+  local tenants = redis.call('ZCARD', prefix .. 'turns:' .. request.rank)
+  local ahead = before + math.min(others, math.max(0, tenants - 1) * (before + 1))
+  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'tiers', '-inf', '(' .. request.rank)) do
+    ahead = ahead + redis.call('ZCARD', prefix .. 'tier:' .. rank)
+  end
+  return ahead
+end
