@@ -23,6 +23,7 @@ _WORKER_FLAGS = {
     "lease_ms": "silent for so long, the worker loses its requests to others",
     "drain_grace_s": "after SIGTERM, so long to finish what runs",
     "redis_grace_s": "without Redis, go on computing for so long",
+    "canary_s": "an engine without work for so long is asked for a token",
     "stall_s": "an engine with work and no step for so long counts as dead",
 }
 

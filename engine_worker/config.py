@@ -37,7 +37,12 @@ class EngineConfig:
     max_model_len: int | None = None
     """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
 
+    itl_targets_ms: str = ""
+    """Targets for the time between two tokens (90th percentile), by tier rank: "0:100,1:250". A rank that is
+    not named has none. The engine computes less per step, and at worst runs fewer requests, to keep them."""
+
     def __post_init__(self) -> None:
+        self.itl_targets_s()
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
@@ -51,6 +56,21 @@ class EngineConfig:
             raise ValueError("num_kv_blocks must be at least 2: one is scratch, one holds tokens")
         if self.precision not in ("fp32", "fp16", "int8"):
             raise ValueError(f"precision must be fp32, fp16 or int8, it is {self.precision!r}")
+
+    def itl_targets_s(self) -> dict[int, float]:
+        """Seconds by tier rank."""
+        targets: dict[int, float] = {}
+        for pair in filter(None, self.itl_targets_ms.split(",")):
+            rank, _, milliseconds = pair.partition(":")
+            try:
+                targets[int(rank)] = float(milliseconds) / 1000
+            except ValueError as error:
+                raise ValueError(
+                    f"itl_targets_ms must be RANK:MS pairs, like 0:100,1:250; it has {pair!r}"
+                ) from error
+            if not targets[int(rank)] > 0:
+                raise ValueError(f"itl_targets_ms must be positive, it has {pair!r}")
+        return targets
 
     def thread_count(self) -> int:
         return self.threads or physical_cores()

@@ -13,6 +13,7 @@ from the tokens alone, an attempt that resumes another's work continues the same
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -52,6 +53,19 @@ class FinishReason:
     CANCELLED: Final = "cancelled"  # the client left or pressed stop
     DEADLINE: Final = "deadline"  # its deadline passed, queued or running
     ERROR: Final = "error"  # see Finish.error
+
+
+class Rung(IntEnum):
+    """How far an engine has gone to keep its latency targets. The last two are the gateway's part."""
+
+    NONE = 0
+    SMALLER_CHUNKS = 1
+    FEWER_SEQUENCES = 2
+    NO_SPECULATION = 3
+    SHORTER_ANSWERS = 4
+    """Low tiers (all but rank 0) that name no max_tokens get short answers."""
+    REFUSING = 5
+    """Low tiers are refused, with a time to come back."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -258,6 +272,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     step_ms: float
     """Moving average of the step time."""
     draining: bool = False
+    rung: int = 0
+    """See Rung."""
     host: str = ""
     pid: int = 0
     v: int = msgspec.field(default_factory=_version)

@@ -25,6 +25,7 @@ from typing import Final
 import structlog
 
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
+from engine_worker.canary import Canary
 from engine_worker.choices import expand
 from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
 from engine_worker.outbox import Outbox
@@ -58,6 +59,7 @@ class Worker:
         self._tokenizer_json = tokenizer_json
         self._config = config
         self._outbox = Outbox()
+        self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
         self._started_at_ms = _now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
         self._to_publish = asyncio.Event()
@@ -171,6 +173,7 @@ class Worker:
             self._outbox.take(step.outputs)
             for engine_id, choice in self._outbox.take_followers():
                 self._add(engine_id, choice)
+            self._canary.hear(step.outputs)
             self._to_publish.set()
             self._stepped.set()
         raise EngineDead("the engine stopped stepping")
@@ -232,6 +235,8 @@ class Worker:
                 progress, progressed_at = stats.steps, time.monotonic()
             elif time.monotonic() - progressed_at > self._config.stall_s:
                 raise EngineDead(f"no step for {self._config.stall_s:g} s with work at hand")
+            if not self._stopping.is_set():
+                self._canary.watch(stats)
             try:
                 if not await self._broker.heartbeat(
                     self._status(), tokenizer_sha256=self._card.tokenizer_sha256
@@ -319,6 +324,7 @@ class Worker:
             kv_blocks_used=stats.kv_blocks_used,
             step_ms=stats.step_s * 1000,
             draining=self._stopping.is_set(),
+            rung=stats.rung,
             host=socket.gethostname(),
             pid=os.getpid(),
         )

@@ -27,5 +27,7 @@ class WorkerConfig:
     """After SIGTERM, so long to finish what runs; the rest goes back to the queue."""
     redis_grace_s: float = 30.0
     """Without Redis, go on computing for so long; then drop everything, to be resumed from the log."""
+    canary_s: float = 30.0
+    """An engine without work for so long is asked for a token."""
     stall_s: float = 120.0
     """An engine that has work and makes no step for so long counts as dead."""

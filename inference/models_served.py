@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
-from engine_worker.protocol import ModelCard
+from engine_worker.protocol import ModelCard, Rung
 from inference.errors import NotFound, Overloaded
 from inference.prompts import PromptRenderer
 
@@ -28,6 +28,8 @@ class ServedModel:
     renderer: PromptRenderer
     first_seen_at: int
     """Unix seconds, for the API's `created`."""
+    rung: Rung = Rung.NONE
+    """Of the worker that is best off."""
 
 
 class ModelCatalogue:
@@ -109,9 +111,13 @@ class ModelCatalogue:
         for name in self._models:
             # A gateway that has just started gives an absent worker the same grace.
             self._alive_at.setdefault(name, now)
+        rungs: dict[str, list[int]] = {}
         for worker in workers:
             if worker.model in self._models:
                 self._alive_at[worker.model] = now
+                rungs.setdefault(worker.model, []).append(worker.rung)
+        for name, model in self._models.items():
+            model.rung = Rung(min(rungs.get(name, [Rung.NONE]), default=Rung.NONE))
         self._refreshed_at = now
 
 

@@ -10,8 +10,10 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
+from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
+from engine_worker.engine.slo import Allowance, LatencyController
 from engine_worker.runner.model_loader import load
 from engine_worker.runner.model_runner import ModelRunner
 
@@ -20,6 +22,10 @@ from engine_worker.runner.model_runner import ModelRunner
 class Built:
     core: EngineCore
     admission: Admission
+
+
+_FLOOR = Allowance(tokens=16, seqs=1)
+"""Prompts always get on, and so does at least one request."""
 
 
 def build(config: EngineConfig) -> Built:
@@ -33,7 +39,7 @@ def build(config: EngineConfig) -> Built:
     )
     limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
     return Built(
-        core=EngineCore(runner, Sampler(loaded.vocab_size), scheduler, pool),
+        core=EngineCore(runner, Sampler(loaded.vocab_size), scheduler, pool, pace=_pace(config)),
         admission=Admission(
             tokenizer=loaded.tokenizer,
             special_token_ids=loaded.special_token_ids,
@@ -45,3 +51,11 @@ def build(config: EngineConfig) -> Built:
             cached_block_size=config.block_size if config.prefix_cache else None,
         ),
     )
+
+
+def _pace(config: EngineConfig) -> Pace | None:
+    targets_s = config.itl_targets_s()
+    if not targets_s:
+        return None
+    ceiling = Allowance(config.max_num_batched_tokens, config.max_num_seqs)
+    return Pace(LatencyController(ceiling, _FLOOR), targets_s)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+import torch
 from torch import Tensor
 
 from engine_worker.engine.block_pool import BlockPool
+from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampled, Sampler
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
@@ -60,12 +62,14 @@ class EngineCore:
         scheduler: Scheduler,
         pool: BlockPool,
         clock: Callable[[], float] = time.time,
+        pace: Pace | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._scheduler = scheduler
         self._pool = pool
         self._clock = clock
+        self._pace = pace
         self._live: dict[int, Sequence] = {}
         self._failed_steps = 0
         self._steps = 0
@@ -95,9 +99,13 @@ class EngineCore:
         """Raises EngineDead when nothing can be computed any more."""
         began = time.perf_counter()
         self._expire()
+        if self._pace is not None:
+            self._pace.before(self._scheduler)
         plan = self._scheduler.schedule()
         for item, result in self._compute(plan):
             self._advance(item, result)
+        if self._pace is not None:
+            self._pace.after(plan)
         outputs = [
             (sequence.uid, sequence.take_output()) for sequence in self._live.values() if sequence.has_news
         ]
@@ -122,6 +130,7 @@ class EngineCore:
             kv_blocks_cached=self._pool.cached,
             prompt_tokens=self._scheduler.prompt_tokens,
             cached_prompt_tokens=self._scheduler.cached_prompt_tokens,
+            rung=0 if self._pace is None else self._pace.rung,
         )
 
     def check(self) -> None:
@@ -169,6 +178,9 @@ class EngineCore:
             return []
         try:
             done = self._execute(plan)
+        except torch.AcceleratorError as error:
+            # The device's context is gone, and every later call with it: no request is to blame.
+            raise EngineDead(f"the device failed: {error}") from error
         except Exception:
             log.exception("engine.step_failed", sequences=len(plan))
             done = self._compute_one_by_one(plan)

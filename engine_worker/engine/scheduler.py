@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.sequence import Sequence, Status
+from engine_worker.engine.slo import Allowance
 
 _ORDER = attrgetter("order")
 
@@ -43,14 +44,20 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._pool = pool
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._ceiling = Allowance(max_num_batched_tokens, max_num_seqs)
+        self._allowed = self._ceiling
         # Both sorted by `Sequence.order`, best first.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+
+    def allow(self, allowance: Allowance) -> None:
+        """From the next step on, and never more than the engine was built for. What runs goes on running."""
+        self._allowed = Allowance(
+            min(allowance.tokens, self._ceiling.tokens), min(allowance.seqs, self._ceiling.seqs)
+        )
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
@@ -67,13 +74,13 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step: decodes first, then prompt chunks, each in order of priority."""
         self._admit()
-        budget = self._max_num_batched_tokens
+        budget = self._allowed.tokens
         plan: list[Scheduled] = []
         for sequence in self._decodes():
             plan.append(Scheduled(sequence, 1))
             budget -= 1
         for sequence in self.running:
-            if budget == 0:
+            if budget <= 0:
                 break
             if sequence.num_uncomputed > 1:
                 chunk = min(budget, sequence.num_uncomputed)
@@ -99,7 +106,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Moves the best waiting sequences to running while slots, blocks and the budget last."""
         demand = sum(sequence.num_uncomputed for sequence in self.running)
-        while self.waiting and demand < self._max_num_batched_tokens:
+        while self.waiting and demand < self._allowed.tokens:
             head = self.waiting[0]
             found = self._find(head)
             while not self._fits(head, found):
@@ -141,7 +148,7 @@ class Scheduler:
             return cost <= self._pool.available
         # Each running sequence may soon need one more block: admitting into the last of them would
         # only have the newcomer, or another, preempted a moment later.
-        return len(self.running) < self._max_num_seqs and cost + len(self.running) <= self._pool.available
+        return len(self.running) < self._allowed.seqs and cost + len(self.running) <= self._pool.available
 
     def _can_displace(self, head: Sequence, found: list[int]) -> bool:
         """Whether preempting sequences of strictly lower classes would let `head` run."""

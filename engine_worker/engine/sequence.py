@@ -51,6 +51,8 @@ class Sequence:
     """Output tokens that the caller has, those of earlier attempts included."""
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """Of the tokens not yet emitted."""
+    token_at: float | None = None
+    """When its last output token was made, by the engine's monotonic clock."""
     preempted: bool = False
     finish: Finish | None = None
     """Set once, when the request has ended, for whatever reason."""

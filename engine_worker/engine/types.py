@@ -79,6 +79,8 @@ class EngineStats:
     """Of requests that have begun to run."""
     cached_prompt_tokens: int = 0
     """Those of them that the prefix cache held."""
+    rung: int = 0
+    """Now: how far the engine has gone to keep its latency targets; `protocol.Rung`."""
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ import uuid_utils
 from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
-from engine_worker.protocol import GenerateRequest
+from engine_worker.protocol import GenerateRequest, Rung
 from inference.errors import ApiError, Conflict, InvalidRequest, Overloaded, RateLimited
 from inference.models_served import ServedModel
 from inference.runtime import Runtime
@@ -25,6 +25,10 @@ from tenants.quotas.types import BucketState, Refused
 
 _LEASE_GRACE_S: Final = 30
 """A reservation outlives its request's deadline by this much: settling comes after the end."""
+_SHORT_ANSWER: Final = 256
+"""Output tokens of who names no bound, while the engine asks for relief."""
+_OVERLOADED_RETRY_MS: Final = 5000
+"""An engine comes down a rung per second at best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     Raises ApiError: InvalidRequest (too long, can never fit), RateLimited, Overloaded, Conflict. Nothing is
     charged and nothing is queued then.
     """
+    _refuse_when_overloaded(principal, asked.model)
     max_tokens = _max_tokens(principal, asked)
     card = asked.model.card
     sampling = asked.fields.sampling_params(
@@ -168,7 +173,19 @@ def _max_tokens(principal: Principal, asked: Submission) -> int:
             f"{cap} output tokens per request.",
             param=asked.max_tokens_param,
         )
-    return requested if requested is not None else min(context - prompt, cap)
+    if requested is not None:
+        return requested
+    if principal.tier.rank > 0 and asked.model.rung >= Rung.SHORTER_ANSWERS:
+        cap = min(cap, _SHORT_ANSWER)
+    return min(context - prompt, cap)
+
+
+def _refuse_when_overloaded(principal: Principal, model: ServedModel) -> None:
+    if principal.tier.rank > 0 and model.rung >= Rung.REFUSING:
+        raise Overloaded(
+            f"'{model.card.model}' is overloaded and takes requests of the first tier only. Try again shortly.",
+            retry_after_ms=_OVERLOADED_RETRY_MS,
+        )
 
 
 def refusal(refused: Refused) -> ApiError:

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 from django.conf import settings
+from msgspec import structs
 
 from engine_worker.broker import WorkerBroker
-from engine_worker.protocol import GenerateRequest, ModelCard
+from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
 from inference.errors import InvalidRequest, Overloaded, RateLimited
-from inference.models_served import ServedModel
+from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
@@ -183,3 +184,59 @@ async def claimed(model: ServedModel) -> GenerateRequest:
 )  # fmt: skip
 def test_durations_as_openai_writes_them(ms, text):
     assert duration(ms) == text
+
+
+async def test_an_engine_beyond_its_means_sheds_low_tiers_first(runtime, model, principal):
+    """The last rungs of the ladder, which a worker reports with its heartbeat."""
+    low = replace(principal, tier=replace(principal.tier, rank=1, max_queued_per_tenant=100))
+    high = replace(low, tier=replace(low.tier, rank=0))
+    roomy = ServedModel(replace_card(model, 700), model.renderer, model.first_seen_at)
+    silent = ask(roomy, requested_tokens=None)
+    worker = WorkerBroker(settings.REDIS_URL, model=roomy.card.model, worker_id="w", timeout_s=5)
+    try:
+        await worker.register(roomy.card, byte_tokenizer().to_str().encode())
+        seen = []
+        for rung in (Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE):
+            await worker.heartbeat(status(roomy.card.model, rung), tokenizer_sha256="x")
+            catalogue = ModelCatalogue(runtime.broker)
+            roomy.rung = (await catalogue.get(roomy.card.model)).rung
+            await catalogue.aclose()
+            seen.append(roomy.rung)
+            for who, shortest in ((high, Rung.NONE), (low, rung)):
+                asked = replace(silent, request_id=new_request_id("test"))
+                if shortest >= Rung.REFUSING:
+                    with pytest.raises(Overloaded, match="first tier only") as refused:
+                        await submit(runtime, who, asked)
+                    assert refused.value.retry_after_ms > 0
+                    continue
+                before = (await left(runtime, who))[1]
+                generation = await submit(runtime, who, asked)
+                taken = before - (await left(runtime, who))[1]
+                assert taken == 3 + (256 if shortest >= Rung.SHORTER_ANSWERS else 697)
+                generation.leave()
+                await settled(runtime)
+        assert seen == [Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE]
+    finally:
+        await worker.aclose()
+
+
+def replace_card(model: ServedModel, context_length: int) -> ModelCard:
+    return structs.replace(model.card, context_length=context_length)
+
+
+def status(model: str, rung: Rung) -> WorkerStatus:
+    numbers = dict.fromkeys(
+        (
+            "started_at_ms",
+            "updated_at_ms",
+            "steps",
+            "running",
+            "waiting",
+            "kv_blocks_total",
+            "kv_blocks_used",
+        ),
+        1,
+    )
+    return WorkerStatus(
+        worker_id="w", model=model, device="cpu", max_num_seqs=1, step_ms=1.0, rung=rung, **numbers
+    )
