@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from engine_worker import metrics
 from engine_worker.broker import WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.protocol import ModelCard
@@ -63,6 +64,8 @@ async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
         sys.stderr.flush()
         os._exit(0)
     starting.result()
+    if config.metrics_port:
+        metrics.serve(engine, model=config.model, host=config.metrics_host, port=config.metrics_port)
 
     broker = WorkerBroker(
         config.redis_url,

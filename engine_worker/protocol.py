@@ -274,6 +274,17 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     draining: bool = False
     rung: int = 0
     """See Rung."""
+    kv_blocks_cached: int = 0
+    prompt_tokens: int = 0
+    """Since start, as the four below."""
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    peak_memory_bytes: int = 0
+    ttft_ms: tuple[float, float, float] | None = None
+    """P50, P90, P99 of the last thousand requests in the engine; None before the first."""
+    itl_ms: tuple[float, float, float] | None = None
+    """The same of the last thousand times between two tokens."""
     host: str = ""
     pid: int = 0
     v: int = msgspec.field(default_factory=_version)

@@ -27,7 +27,9 @@ import structlog
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
+from engine_worker.engine.measurements import Distribution
 from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
+from engine_worker.metrics import peak_memory_bytes
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import FinishReason, ModelCard, WorkerStatus
 from engine_worker.worker_config import WorkerConfig
@@ -309,7 +311,7 @@ class Worker:
             self._engine.abort(engine_id, FinishReason.CANCELLED)
 
     def _status(self) -> WorkerStatus:
-        stats = self._engine.stats()
+        stats, meter = self._engine.stats(), self._engine.meter
         return WorkerStatus(
             worker_id=self._config.worker_id,
             model=self._card.model,
@@ -325,6 +327,14 @@ class Worker:
             step_ms=stats.step_s * 1000,
             draining=self._stopping.is_set(),
             rung=stats.rung,
+            kv_blocks_cached=stats.kv_blocks_cached,
+            prompt_tokens=stats.prompt_tokens,
+            cached_prompt_tokens=stats.cached_prompt_tokens,
+            output_tokens=meter.output_tokens,
+            preemptions=stats.preemptions,
+            peak_memory_bytes=peak_memory_bytes(),
+            ttft_ms=_quantiles_ms(meter.time_to_first_token),
+            itl_ms=_quantiles_ms(meter.inter_token),
             host=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -349,6 +359,13 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+def _quantiles_ms(distribution: Distribution) -> tuple[float, float, float] | None:
+    if not any(distribution.counts):
+        return None
+    p50, p90, p99 = distribution.recent(0.5, 0.9, 0.99)
+    return p50 * 1000, p90 * 1000, p99 * 1000
 
 
 def _now_ms() -> int:

@@ -31,3 +31,6 @@ class WorkerConfig:
     """An engine without work for so long is asked for a token."""
     stall_s: float = 120.0
     """An engine that has work and makes no step for so long counts as dead."""
+    metrics_port: int = 0
+    """Where Prometheus finds the engine's metrics; 0: nowhere."""
+    metrics_host: str = "127.0.0.1"

@@ -13,8 +13,9 @@ import structlog
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
-from engine_worker.engine.build import build
+from engine_worker.engine.build import Built, build
 from engine_worker.engine.core import EngineCore, Step
+from engine_worker.engine.measurements import Measurements
 from engine_worker.engine.types import (
     DuplicateRequest,
     EngineDead,
@@ -55,6 +56,7 @@ class AsyncEngine:
         self._steps: asyncio.Queue[StepOutputs | EngineFailure | None] = asyncio.Queue()
         self._stats = EngineStats(0, 0, 0, 0, 0, 0.0, 0, 0)
         self._admission: Admission | None = None
+        self._meter = Measurements()
         self._dead: EngineDead | None = EngineDead("the engine has not been started")
 
     # -- life
@@ -143,6 +145,10 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         return self._stats
 
+    @property
+    def meter(self) -> Measurements:
+        return self._meter
+
     def room(self) -> int:
         if self._dead:
             return 0
@@ -202,8 +208,9 @@ class AsyncEngine:
         self._live.clear()
         self._steps.put_nowait(self._dead)
 
-    def _become_ready(self, admission: Admission, stats: EngineStats, ready: asyncio.Future[None]) -> None:
-        self._admission, self._stats, self._dead = admission, stats, None
+    def _become_ready(self, built: Built, stats: EngineStats, ready: asyncio.Future[None]) -> None:
+        self._admission, self._meter = built.admission, built.core.meter
+        self._stats, self._dead = stats, None
         ready.set_result(None)
 
     # -- inside, on the engine's thread
@@ -215,7 +222,7 @@ class AsyncEngine:
             self._post(ready.set_exception, error)
             return
         core = built.core
-        self._post(self._become_ready, built.admission, core.stats(), ready)
+        self._post(self._become_ready, built, core.stats(), ready)
         try:
             while self._obey(core):
                 if core.has_work:

@@ -10,6 +10,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
+from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
@@ -39,7 +40,14 @@ def build(config: EngineConfig) -> Built:
     )
     limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
     return Built(
-        core=EngineCore(runner, Sampler(loaded.vocab_size), scheduler, pool, pace=_pace(config)),
+        core=EngineCore(
+            runner,
+            Sampler(loaded.vocab_size),
+            scheduler,
+            pool,
+            pace=_pace(config),
+            meter=Meter(config.max_num_seqs),
+        ),
         admission=Admission(
             tokenizer=loaded.tokenizer,
             special_token_ids=loaded.special_token_ids,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.engine.block_pool import BlockPool
+from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampled, Sampler
 from engine_worker.engine.scheduler import Scheduled, Scheduler
@@ -63,6 +64,7 @@ class EngineCore:
         pool: BlockPool,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
@@ -70,6 +72,7 @@ class EngineCore:
         self._pool = pool
         self._clock = clock
         self._pace = pace
+        self.meter = meter or Meter()
         self._live: dict[int, Sequence] = {}
         self._failed_steps = 0
         self._steps = 0
@@ -81,6 +84,7 @@ class EngineCore:
 
     def add(self, sequence: Sequence) -> None:
         self._live[sequence.uid] = sequence
+        self.meter.arrived(sequence)
         if sequence.finish is None:  # an earlier attempt may have reached the end already
             self._scheduler.add(sequence)
 
@@ -101,14 +105,21 @@ class EngineCore:
         self._expire()
         if self._pace is not None:
             self._pace.before(self._scheduler)
-        plan = self._scheduler.schedule()
-        for item, result in self._compute(plan):
-            self._advance(item, result)
+        with self.meter.phase("schedule"):
+            plan = self._scheduler.schedule()
+        computed = self._compute(plan)
+        with self.meter.phase("detokenise"):
+            for item, result in computed:
+                self._advance(item, result)
+        waits = self.meter.book(plan, time.perf_counter() - began) if plan else []
         if self._pace is not None:
-            self._pace.after(plan)
-        outputs = [
-            (sequence.uid, sequence.take_output()) for sequence in self._live.values() if sequence.has_news
-        ]
+            self._pace.after(plan, waits)
+        with self.meter.phase("detokenise"):
+            outputs = [
+                (sequence.uid, sequence.take_output())
+                for sequence in self._live.values()
+                if sequence.has_news
+            ]
         self._forget_ended()
         if plan:
             self._steps += 1
@@ -147,6 +158,7 @@ class EngineCore:
     def _forget_ended(self) -> None:
         for sequence in [sequence for sequence in self._live.values() if sequence.finish is not None]:
             self._scheduler.remove(sequence)
+            self.meter.ended(sequence)
             del self._live[sequence.uid]
 
     def _advance(self, item: Scheduled, result: _Result) -> None:
@@ -201,7 +213,8 @@ class EngineCore:
 
     def _execute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
         """Changes no sequence, so that a step that breaks half way can be made again."""
-        logits = self._runner.execute(plan)
+        with self.meter.phase("compute"):
+            logits = self._runner.execute(plan)
         sampling: list[Sequence] = []
         last_rows: list[int] = []
         scored: dict[int, list[PositionLogprobs]] = {}
@@ -215,7 +228,8 @@ class EngineCore:
                 last_rows.append(row - 1)
         if len(last_rows) < row:
             logits = logits[last_rows]
-        tokens = self._sampler.sample(logits, sampling) if sampling else []
+        with self.meter.phase("sample"):
+            tokens = self._sampler.sample(logits, sampling) if sampling else []
         sampled = {sequence.uid: token for sequence, token in zip(sampling, tokens, strict=True)}
         return [
             (item, _Result(sampled.get(item.sequence.uid), scored.get(item.sequence.uid, ())))

@@ -39,26 +39,15 @@ class Pace:
             self._controller.allowance(self._began, streams=len(streams), target_s=min(targets, default=None))
         )
 
-    def after(self, plan: Rows[Scheduled]) -> None:
-        """Books the step: its duration, and the wait of each stream that got a token."""
-        now = self._clock()
-        decodes = prompt_tokens = 0
-        lateness: list[float] = []
-        for item in plan:
-            sequence = item.sequence
-            if item.num_tokens == 1:
-                decodes += 1
-            else:
-                prompt_tokens += item.num_tokens
-            if not sequence.has_news:
-                continue  # in the middle of its prompt
-            target = self._target(sequence)
-            if target is not None and sequence.token_at is not None:
-                lateness.append((now - sequence.token_at) / target)
-            sequence.token_at = now
+    def after(self, plan: Rows[Scheduled], waits: Rows[tuple[Sequence, float]]) -> None:
+        """Books the step: its duration, and how long streams waited for the token that it gave them."""
+        prompt_tokens = sum(item.num_tokens for item in plan if item.num_tokens > 1)
+        decodes = sum(item.num_tokens == 1 for item in plan)
         if plan:
-            self._controller.note_step(now - self._began, decodes=decodes, prompt_tokens=prompt_tokens)
-            self._controller.note_gaps(lateness)
+            duration_s = self._clock() - self._began
+            self._controller.note_step(duration_s, decodes=decodes, prompt_tokens=prompt_tokens)
+        lateness = ((wait, self._target(sequence)) for sequence, wait in waits)
+        self._controller.note_gaps(wait / target for wait, target in lateness if target is not None)
 
     def _target(self, sequence: Sequence) -> float | None:
         return self._targets_s.get(sequence.rank)

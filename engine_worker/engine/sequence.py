@@ -51,8 +51,12 @@ class Sequence:
     """Output tokens that the caller has, those of earlier attempts included."""
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     """Of the tokens not yet emitted."""
+    arrived_at: float = 0.0
+    """By the meter's clock, as the three below."""
+    started_at: float | None = None
+    first_token_at: float | None = None
     token_at: float | None = None
-    """When its last output token was made, by the engine's monotonic clock."""
+    """When its last output token was made."""
     preempted: bool = False
     finish: Finish | None = None
     """Set once, when the request has ended, for whatever reason."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from engine_worker.engine.measurements import Measurements
 from engine_worker.protocol import Finish, PositionLogprobs, SamplingParams
 
 
@@ -104,6 +105,10 @@ class Engine(Protocol):
         """Every step's outputs, in order, until `stop`. One consumer."""
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def meter(self) -> Measurements:
+        """What it has measured since `start`."""
 
     def room(self) -> int:
         """How many more requests could start now, by slots and free blocks: the worker claims no more than that."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from engine_worker.engine.measurements import Measurements
 from engine_worker.engine.types import (
     DuplicateRequest,
     EngineDead,
@@ -119,6 +120,10 @@ class ScriptedEngine:
                 if output.finish:
                     del self._sequences[output.request_id]
             yield StepOutputs(outputs=outputs, stats=self.stats())
+
+    @property
+    def meter(self) -> Measurements:
+        return Measurements(self.max_num_seqs)
 
     def stats(self) -> EngineStats:
         running = min(len(self._sequences), self.max_num_seqs)

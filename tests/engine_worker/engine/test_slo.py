@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_worker.config import EngineConfig
+from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.slo import Allowance, LatencyController
 from engine_worker.engine.types import EngineDead
@@ -90,8 +91,8 @@ class Machine:
         self.now = 0.0
         self.scheduler, _ = make(3000, seqs=64, budget=512)
         self.pace = Pace(LatencyController(CEILING, FLOOR), {0: target_s} if paced else {}, lambda: self.now)
+        self.meter = Meter(clock=lambda: self.now)
         self.gaps: list[tuple[int, float]] = []
-        self._token_at: dict[int, float] = {}
 
     def step(self) -> None:
         self.pace.before(self.scheduler)
@@ -99,15 +100,11 @@ class Machine:
         chunks = [n for n in shares(plan).values() if n > 1]
         decodes = len(plan) - len(chunks)
         self.now += self.step_s + decodes * self.decode_s + sum(chunks) * self.prompt_token_s
-        before = {item.sequence.uid: item.sequence.num_output for item in plan}
         compute(self.scheduler, plan)
-        self.pace.after(plan)
+        waits = self.meter.book(plan, 0.0)
+        self.pace.after(plan, waits)
+        self.gaps += [(sequence.uid, wait) for sequence, wait in waits]
         for item in plan:
-            uid = item.sequence.uid
-            if item.sequence.num_output > before[uid]:
-                if uid in self._token_at:
-                    self.gaps.append((uid, self.now - self._token_at[uid]))
-                self._token_at[uid] = self.now
             item.sequence.take_output()
 
 
