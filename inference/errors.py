@@ -9,6 +9,7 @@ ApiError
 ├── UnsupportedMedia     415
 ├── Unauthenticated      401
 ├── RateLimited          429  a limit binds for now; carries retry_after_ms
+├── BudgetSpent          429  a budget is used up until its next period: x-should-retry is false
 ├── Overloaded           503  queue full, no worker, a part is down; carries retry_after_ms
 └── GenerationFailed     500  the engine failed, or 504 when the deadline passed
 """
@@ -97,6 +98,16 @@ class RateLimited(ApiError):
     def __init__(self, message: str, *, kind: str, **more: Any) -> None:
         super().__init__(message, code="rate_limit_exceeded", **more)
         self.type = kind
+
+
+class BudgetSpent(ApiError):
+    status = 429
+    type = "insufficient_quota"
+
+    def __init__(self, message: str, *, headers: dict[str, str], **more: Any) -> None:
+        # OpenAI's SDKs obey it, and would else try again in vain.
+        headers = {**headers, "x-should-retry": "false"}
+        super().__init__(message, code="insufficient_quota", headers=headers, **more)
 
 
 class Overloaded(ApiError):

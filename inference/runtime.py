@@ -13,6 +13,7 @@ from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from inference.models_served import ModelCatalogue
+from inference.services.recall import recall_from_ledger
 from inference.streams import LiveStreams
 from tenants.quotas.store import QuotaStore
 
@@ -57,7 +58,7 @@ class Runtime:
     def __init__(self) -> None:
         self.gateway_id = secrets.token_hex(8)
         self.broker = GatewayBroker(settings.REDIS_URL)
-        self.quotas = QuotaStore(settings.REDIS_URL)
+        self.quotas = QuotaStore(settings.REDIS_URL, recall=recall_from_ledger)
         self.streams = LiveStreams(self.broker, self.gateway_id)
         self.models = ModelCatalogue(self.broker)
         self.detached = Detached(self.broker, self.streams.channel)

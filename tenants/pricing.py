@@ -35,6 +35,11 @@ class Price:
         )
         return (parts + PER_TOKENS // 2) // PER_TOKENS
 
+    def prompt_at_most_microusd(self, prompt_tokens: int) -> int:
+        """What the prompt costs if none or all of it is cached, whichever is dearer; rounded up."""
+        dearer = max(self.input_microusd_per_mtok, self.cached_input_microusd_per_mtok)
+        return -(-prompt_tokens * dearer // PER_TOKENS)
+
 
 def price_at(prices: Sequence[Price], moment: datetime) -> Price | None:
     """The one that holds at `moment`; None before the first: then tokens cost nothing."""

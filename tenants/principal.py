@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from tenants.pricing import Price
 
 
 class Scope(StrEnum):
@@ -19,8 +22,18 @@ class LimitMetric(StrEnum):
     """What a limit counts."""
 
     REQUESTS = "requests"
+    INPUT_TOKENS = "input_tokens"
+    OUTPUT_TOKENS = "output_tokens"
     TOKENS = "tokens"  # prompt and output together
     CONCURRENCY = "concurrency"
+    COST = "cost"  # micro-USD; budgets only
+
+
+class Calendar(StrEnum):
+    """What a budget's period is, in the tenant's time zone."""
+
+    DAY = "day"
+    MONTH = "month"
 
 
 class LimitScope(StrEnum):
@@ -28,6 +41,7 @@ class LimitScope(StrEnum):
 
     TIER = "tier"
     TENANT = "tenant"
+    MODEL = "model"  # one model's use by one tenant
     KEY = "key"
 
 
@@ -36,16 +50,29 @@ class LimitSpec:
     """One limit that binds a principal.
 
     A rate is a token bucket (capacity `burst`, refilled at `amount` per `period_s`); concurrency has
-    period 0 and `amount` slots.
+    period 0 and `amount` slots; a budget is an `amount` per calendar period, and period_s is 0 as well.
     """
 
     scope: LimitScope
     owner_id: str
-    """Public id of what owns the bucket: the tenant (a tier's limit is counted per tenant) or the key."""
+    """Who has the bucket: the tenant's public id (a tier's limit is counted per tenant), the key's, a model's name."""
     metric: LimitMetric
     amount: int
     period_s: int
     burst: int
+    calendar: Calendar | None = None
+    is_hard: bool = True
+    """A soft budget refuses nobody: it only counts, and alerts."""
+    serial: int = 0
+    """Of a budget: tells it from one that was removed before it was set, and did not count meanwhile."""
+
+    @property
+    def is_budget(self) -> bool:
+        return self.calendar is not None
+
+    def binds(self, model: str) -> bool:
+        """Whether it applies to a request for that model."""
+        return self.scope is not LimitScope.MODEL or self.owner_id == model
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +108,7 @@ class Principal:
     user_public_id: str | None = None
     weight: int = 1
     """Of the tenant, against others of its tier."""
+    zone: str = "UTC"
+    """The tenant's: where its budgets' days and months begin."""
+    prices: Mapping[str, tuple[Price, ...]] = field(default_factory=dict)
+    """By model, the one in force and those to come. Only where a limit counts money."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 from django.db.models import Q
+from django.utils import timezone
 
 from tenants.models import ApiKey, AuthEpoch, Membership, ModelPrice, QuotaLimit, Role, Tenant, Tier, User
-from tenants.pricing import Price
-from tenants.principal import LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
+from tenants.pricing import Price, price_at
+from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
 
 _EVERYTHING: Final = frozenset(Scope)
 SCOPES_BY_ROLE: Final[dict[Role, frozenset[Scope]]] = {
@@ -48,18 +49,21 @@ def read_auth_epoch() -> UUID | None:
 
 
 def find_stored_key(lookup_id: str) -> StoredKey | None:
-    """Two queries: the key with its tenant and tier; the limits of all three."""
+    """Two queries: the key with its tenant and tier; the limits of all three. One more where money is limited."""
     api_key = ApiKey.unscoped.select_related("tenant__tier").filter(lookup_id=lookup_id).first()
     if api_key is None:
         return None
     tenant = api_key.tenant
+    limits = limits_of(tenant, api_key)
     return StoredKey(
         principal=Principal(
             tenant_id=tenant.pk,
             tenant_public_id=str(tenant.public_id),
             tenant_name=tenant.name,
             tier=tier_spec(tenant.tier),
-            limits=limits_of(tenant, api_key),
+            limits=limits,
+            zone=tenant.timezone,
+            prices=_prices_for(limits),
             scopes=frozenset(Scope(scope) for scope in api_key.scopes),
             key_id=api_key.pk,
             key_public_id=str(api_key.public_id),
@@ -85,12 +89,15 @@ def find_membership(user: User, tenant_public_id: str | None) -> Membership | No
 
 def member_principal(membership: Membership, user: User) -> Principal:
     tenant = membership.tenant
+    limits = limits_of(tenant, None)
     return Principal(
         tenant_id=tenant.pk,
         tenant_public_id=str(tenant.public_id),
         tenant_name=tenant.name,
         tier=tier_spec(tenant.tier),
-        limits=limits_of(tenant, None),
+        limits=limits,
+        zone=tenant.timezone,
+        prices=_prices_for(limits),
         scopes=SCOPES_BY_ROLE[Role(membership.role)],
         user_id=user.pk,
         user_public_id=str(user.public_id),
@@ -114,7 +121,7 @@ def tier_spec(tier: Tier) -> TierSpec:
 def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:
     """Every limit that binds the tenant (and the key), widest first. A tier's is counted per tenant."""
     applies = Q(scope=LimitScope.TIER.value, tier=tenant.tier_id) | Q(
-        scope=LimitScope.TENANT.value, tenant=tenant
+        scope__in=[LimitScope.TENANT.value, LimitScope.MODEL.value], tenant=tenant
     )
     if api_key is not None:
         applies |= Q(scope=LimitScope.KEY.value, tenant=tenant, api_key=api_key)
@@ -123,24 +130,65 @@ def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:
         QuotaLimit.unscoped.filter(applies),
         key=lambda row: (widest_first.index(LimitScope(row.scope)), row.pk),
     )
-    owner = str(tenant.public_id)
+    owners = {
+        LimitScope.TIER: str(tenant.public_id),
+        LimitScope.TENANT: str(tenant.public_id),
+        LimitScope.KEY: "" if api_key is None else str(api_key.public_id),
+    }
     return tuple(
         LimitSpec(
             scope=LimitScope(row.scope),
-            owner_id=str(api_key.public_id) if api_key is not None and row.api_key_id else owner,
+            owner_id=row.model or owners[LimitScope(row.scope)],
             metric=LimitMetric(row.metric),
             amount=row.amount,
             period_s=row.period_s,
             burst=row.burst,
+            calendar=Calendar(row.calendar) if row.calendar else None,
+            is_hard=row.is_hard,
+            serial=row.pk if row.calendar else 0,
         )
         for row in rows
     )
 
 
-def model_prices(models: Collection[str]) -> dict[str, list[Price]]:
-    """Every price, past and to come, of the models that have one."""
+def budgets_of(tenant: Tenant) -> list[tuple[Principal, LimitSpec]]:
+    """Every budget that binds the tenant or one of its keys, with a principal that it binds."""
+    found: dict[LimitSpec, Principal] = {}
+    keys = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None, limits__calendar__gt="").distinct()
+    for api_key in [None, *keys]:
+        limits = limits_of(tenant, api_key)
+        principal = Principal(
+            tenant_id=tenant.pk,
+            tenant_public_id=str(tenant.public_id),
+            tenant_name=tenant.name,
+            tier=tier_spec(tenant.tier),
+            limits=limits,
+            scopes=frozenset(),
+            zone=tenant.timezone,
+        )
+        for limit in limits:
+            if limit.is_budget:
+                found.setdefault(limit, principal)
+    return [(principal, limit) for limit, principal in found.items()]
+
+
+def _prices_for(limits: Iterable[LimitSpec]) -> dict[str, tuple[Price, ...]]:
+    """The prices in force and those to come, where a limit counts money; a query only then."""
+    if not any(limit.metric is LimitMetric.COST for limit in limits):
+        return {}
+    now = timezone.now()
+    prices = {}
+    for model, every in model_prices().items():
+        current = price_at(every, now)
+        prices[model] = tuple(price for price in every if price is current or price.valid_from > now)
+    return prices
+
+
+def model_prices(models: Collection[str] | None = None) -> dict[str, list[Price]]:
+    """Every price, past and to come, of these models or of all."""
     found: dict[str, list[Price]] = {}
-    for row in ModelPrice.objects.filter(model__in=models):
+    rows = ModelPrice.objects.all() if models is None else ModelPrice.objects.filter(model__in=models)
+    for row in rows:
         found.setdefault(row.model, []).append(
             Price(
                 public_id=str(row.public_id),

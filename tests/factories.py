@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from tenants.models import Role, Tenant, Tier, User
-from tenants.principal import LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
+from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
 from tenants.services import Actor, IssuedKey, add_member, create_tenant, issue_api_key, set_quota_limit
 
 _numbers = count(1)
@@ -90,6 +90,27 @@ def a_limit(
         amount=amount,
         period_s=period_s,
         burst=amount if burst is None else burst,
+    )
+
+
+def a_budget(
+    metric: LimitMetric,
+    amount: int,
+    *,
+    calendar: Calendar = Calendar.DAY,
+    is_hard: bool = True,
+    scope: LimitScope = LimitScope.TENANT,
+    owner_id: str = "t1",
+) -> LimitSpec:
+    return LimitSpec(
+        scope=scope,
+        owner_id=owner_id,
+        metric=metric,
+        amount=amount,
+        period_s=0,
+        burst=amount,
+        calendar=calendar,
+        is_hard=is_hard,
     )
 
 

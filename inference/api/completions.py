@@ -19,7 +19,8 @@ from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.prepare import tokenise_prompt
-from inference.services.submit import Submission, bucket_headers, new_request_id, submit
+from inference.services.refusal import bucket_headers
+from inference.services.submit import Submission, new_request_id, submit
 from tenants.principal import Scope
 
 

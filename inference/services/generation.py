@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 import structlog
 
 from engine_worker.broker import BrokerUnavailable
@@ -14,11 +15,14 @@ from engine_worker.protocol import Chunk, Finish, FinishReason, charged_prompt_t
 from inference.errors import ApiError, DeadlineExceeded, GenerationFailed, InvalidRequest, Overloaded
 from inference.runtime import Runtime
 from inference.streams import StreamLost, TokenStream
+from tenants.pricing import Price
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.types import BucketState
 
 log = structlog.get_logger(__name__)
 
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+"""The finish reason that clients see when a hard budget ended the answer."""
 _END_WAIT_S: Final = 15.0
 """So long is a cancelled generation's last chunk waited for, to settle at once; the ledger settles it anyway."""
 _OVERDUE_S: Final = 10.0
@@ -36,6 +40,9 @@ class Ticket:
     reservation_id: str
     lifetime_s: float
     """From now to its deadline."""
+    price: Price | None = None
+    budget_tokens: int | None = None
+    """Where a hard budget had room for fewer output tokens than were asked for: so many."""
 
 
 class Generation:
@@ -88,16 +95,25 @@ class Generation:
                 raise DeadlineExceeded("The generation did not end by its deadline.")
             return None
         if chunk.finish is not None:
-            self.finish = chunk.finish
+            finish = self._named_end(chunk.finish)
+            chunk = msgspec.structs.replace(chunk, finish=finish)
+            self.finish = finish
             self._stream.close()
-            self._runtime.spawn(self._settle(chunk.finish), name="settle")
+            self._runtime.spawn(self._settle(finish), name="settle")
         return chunk
+
+    def _named_end(self, finish: Finish) -> Finish:
+        """The engine stopped at the length it was given; the client hears that it was the budget's."""
+        within = self.ticket.budget_tokens
+        if finish.reason == FinishReason.LENGTH and within is not None and finish.completion_tokens >= within:
+            return msgspec.structs.replace(finish, reason=BUDGET_EXCEEDED)
+        return finish
 
     def failure(self) -> ApiError | None:
         """What to tell the client about an end that is neither `stop` nor `length`."""
         finish = self.finish
         assert finish is not None
-        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH, BUDGET_EXCEEDED):
             return None
         if finish.reason == FinishReason.DEADLINE:
             if finish.completion_tokens == 0:
@@ -146,16 +162,25 @@ class Generation:
             self._stream.close()
 
     async def _settle(self, finish: Finish) -> None:
+        prompt_tokens = charged_prompt_tokens(
+            finish_reason=finish.reason,
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+        )
+        cost = 0
+        if self.ticket.price is not None:
+            cost = self.ticket.price.cost_microusd(
+                prompt_tokens=prompt_tokens,
+                cached_tokens=min(finish.cached_tokens, prompt_tokens),
+                completion_tokens=finish.completion_tokens,
+            )
         try:
             await self._runtime.quotas.settle(
                 tenant_public_id=self.ticket.tenant_id,
                 reservation_id=self.ticket.reservation_id,
-                prompt_tokens=charged_prompt_tokens(
-                    finish_reason=finish.reason,
-                    prompt_tokens=finish.prompt_tokens,
-                    completion_tokens=finish.completion_tokens,
-                ),
+                prompt_tokens=prompt_tokens,
                 completion_tokens=finish.completion_tokens,
+                cost_microusd=cost,
             )
         except QuotaUnavailable:
             log.warning("settle_left_to_the_ledger", request_id=self.ticket.request_id)

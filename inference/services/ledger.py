@@ -55,9 +55,9 @@ class _Books:
 
 
 @transaction.atomic
-def record_usage(events: Sequence[UsageEvent]) -> tuple[list[UsageEvent], list[UsageEvent]]:
-    """Writes each event's row, or parks it, in one transaction. Returns the recorded and the parked ones;
-    an event whose request has its row already counts as recorded."""
+def record_usage(events: Sequence[UsageEvent]) -> tuple[list[UsageRecord], list[UsageEvent]]:
+    """Writes each event's row, or parks it, in one transaction. Returns a row for each recorded event and the
+    parked events; one whose request has its row already counts as recorded."""
     books = _Books.of(events)
     rows: dict[str, UsageRecord] = {}
     recorded: list[UsageEvent] = []
@@ -70,9 +70,9 @@ def record_usage(events: Sequence[UsageEvent]) -> tuple[list[UsageEvent], list[U
             parked.append((event, str(error)))
     refused = _insert(list(rows.values()))
     parked += [(event, refused[event.request_id]) for event in recorded if event.request_id in refused]
-    recorded = [event for event in recorded if event.request_id not in refused]
     _park(parked)
-    return recorded, [event for event, _ in parked]
+    settled = [rows[event.request_id] for event in recorded if event.request_id not in refused]
+    return settled, [event for event, _ in parked]
 
 
 @transaction.atomic

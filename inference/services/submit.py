@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 import uuid_utils
 from django.utils.crypto import salted_hmac
 
@@ -19,9 +21,11 @@ from inference.models_served import ServedModel
 from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
 from inference.services.generation import Generation, Ticket
-from tenants.principal import LimitMetric, LimitSpec, Principal
+from inference.services.refusal import refusal
+from tenants.pricing import price_at
+from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import BucketState, Refused
+from tenants.quotas.types import Refused
 
 _LEASE_GRACE_S: Final = 30
 """A reservation outlives its request's deadline by this much: settling comes after the end."""
@@ -73,6 +77,8 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     )
     tier = principal.tier
     created_at_ms = int(time.time() * 1000)
+    accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
+    price = price_at(principal.prices.get(card.model, ()), accepted_at)
     reservation_id = asked.request_id
     with _released_on_failure(runtime, principal, reservation_id):
         decision = await runtime.quotas.reserve(
@@ -81,9 +87,18 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             prompt_tokens=len(asked.prompt_token_ids),
             max_output_tokens=max_tokens * sampling.n,
             lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
+            model=card.model,
+            price=price,
+            accepted_at=accepted_at,
         )
     if isinstance(decision, Refused):
         raise refusal(decision)
+    granted = decision.max_output_tokens
+    if granted < max_tokens:
+        # Only so much is left of a hard budget: the answer ends there.
+        sampling = msgspec.structs.replace(
+            sampling, max_tokens=granted, min_tokens=min(sampling.min_tokens, granted)
+        )
     request = GenerateRequest(
         request_id=asked.request_id,
         model=card.model,
@@ -123,6 +138,8 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             tenant_id=request.tenant_id,
             reservation_id=reservation_id,
             lifetime_s=tier.deadline_s,
+            price=price,
+            budget_tokens=granted if granted < max_tokens else None,
         ),
         stream=stream,
         buckets=decision.buckets,
@@ -188,37 +205,6 @@ def _refuse_when_overloaded(principal: Principal, model: ServedModel) -> None:
         )
 
 
-def refusal(refused: Refused) -> ApiError:
-    """The error for a refused reservation: which limit binds, whose it is, and when this request would fit."""
-    binding = refused.binding
-    state = next(bucket for bucket in refused.buckets if bucket.limit == binding)
-    unit = _unit(binding)
-    if refused.retry_after_ms is None:
-        return InvalidRequest(
-            f"This request needs {refused.requested} {unit}, but the {binding.scope}'s limit holds at most "
-            f"{binding.burst}: it can never fit. Ask for less, or have the limit raised.",
-            code="request_exceeds_limit",
-            headers={"x-weir-limit-scope": str(binding.scope)},
-        )
-    if binding.metric is LimitMetric.CONCURRENCY:
-        message = (
-            f"Limit {binding.amount}, used {binding.amount - state.remaining}: too many requests of this "
-            f"{binding.scope} run at once. Wait until one ends."
-        )
-    else:
-        message = (
-            f"Rate limit reached for {unit} of this {binding.scope}: limit {binding.amount} per "
-            f"{_period(binding.period_s)}, used {max(0, binding.burst - state.remaining)}, "
-            f"requested {refused.requested}. This request fits in {refused.retry_after_ms / 1000:.3g} s."
-        )
-    return RateLimited(
-        message,
-        kind="tokens" if binding.metric is LimitMetric.TOKENS else "requests",
-        retry_after_ms=refused.retry_after_ms,
-        headers={**bucket_headers(refused.buckets), "x-weir-limit-scope": str(binding.scope)},
-    )
-
-
 def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
         retry_after_ms = error.retry_after_ms
@@ -242,37 +228,3 @@ def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, BrokerUnavailable):
         return Overloaded("The queue can't be reached at the moment. Try again shortly.")
     return None
-
-
-def bucket_headers(buckets: tuple[BucketState, ...]) -> dict[str, str]:
-    """OpenAI's rate-limit headers: of each kind the limit with the least left, which is the one that binds next."""
-    headers: dict[str, str] = {}
-    for metric, name in ((LimitMetric.REQUESTS, "requests"), (LimitMetric.TOKENS, "tokens")):
-        states = [bucket for bucket in buckets if bucket.limit.metric is metric]
-        if not states:
-            continue
-        least = min(states, key=lambda bucket: bucket.remaining)
-        headers[f"x-ratelimit-limit-{name}"] = str(least.limit.burst)
-        headers[f"x-ratelimit-remaining-{name}"] = str(least.remaining)
-        headers[f"x-ratelimit-reset-{name}"] = duration(least.reset_after_ms)
-        headers.setdefault("x-weir-limit-scope", str(least.limit.scope))
-    return headers
-
-
-def duration(ms: int) -> str:
-    """As OpenAI writes them: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
-    if ms < 1000:
-        return f"{ms}ms"
-    if ms < 60_000:
-        return f"{ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
-    minutes, seconds = divmod(-(-ms // 1000), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (f"{hours}h" if hours else "") + f"{minutes}m{seconds}s"
-
-
-def _unit(limit: LimitSpec) -> str:
-    return {LimitMetric.CONCURRENCY: "slots"}.get(limit.metric, str(limit.metric))
-
-
-def _period(seconds: int) -> str:
-    return {1: "second", 60: "minute", 3600: "hour", 86400: "day"}.get(seconds, f"{seconds} s")

@@ -17,7 +17,8 @@ from typing import Final, Protocol
 from django.conf import settings
 
 from engine_worker.broker import EntryRef, UsageReader
-from engine_worker.protocol import UsageEvent, charged_prompt_tokens
+from engine_worker.protocol import UsageEvent
+from inference.models import UsageRecord
 from inference.services.ledger import record_usage
 from tenants.quotas.store import QuotaStore, Settlement
 
@@ -78,23 +79,20 @@ def drain_usage(
             return Drained(recorded=recorded, parked=parked)
 
 
-async def _settle(redis_url: str, events: Sequence[UsageEvent]) -> None:
+async def _settle(redis_url: str, rows: Sequence[UsageRecord]) -> None:
     store = QuotaStore(redis_url, timeout_s=_SETTLE_TIMEOUT_S)
     try:
         await store.settle_many(
             [
                 Settlement(
-                    tenant_public_id=event.tenant_id,
-                    reservation_id=event.reservation_id,
-                    prompt_tokens=charged_prompt_tokens(
-                        finish_reason=event.finish_reason,
-                        prompt_tokens=event.prompt_tokens,
-                        completion_tokens=event.completion_tokens,
-                    ),
-                    completion_tokens=event.completion_tokens,
+                    tenant_public_id=str(row.tenant.public_id),
+                    reservation_id=row.reservation_id,
+                    prompt_tokens=row.prompt_tokens,
+                    completion_tokens=row.completion_tokens,
+                    cost_microusd=row.cost_microusd,
                 )
-                for event in events
-                if event.reservation_id
+                for row in rows
+                if row.reservation_id
             ]
         )
     finally:

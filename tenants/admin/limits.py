@@ -17,7 +17,7 @@ from tenants.principal import LimitMetric, LimitScope
 
 
 class LimitForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Burst may be left out (it is then the amount), and concurrency has no period."""
+    """Burst may be left out (it is then the amount); concurrency and budgets have no period."""
 
     burst = forms.IntegerField(
         required=False, min_value=1, help_text="What may be used at once. Empty: the amount."
@@ -33,10 +33,12 @@ class LimitForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean() or self.cleaned_data
         amount = cleaned.get("amount")
-        if cleaned.get("metric") == LimitMetric.CONCURRENCY.value:
+        if cleaned.get("metric") == LimitMetric.CONCURRENCY.value or cleaned.get("calendar"):
             cleaned["period_s"], cleaned["burst"] = 0, amount
         elif not cleaned.get("burst"):
             cleaned["burst"] = amount
+        if not cleaned.get("calendar"):
+            cleaned["is_hard"] = True  # only a budget can be soft
         api_key, tenant = cleaned.get("api_key"), cleaned.get("tenant")
         if api_key is not None:
             if tenant is None:
@@ -68,7 +70,7 @@ class LimitInline(TabularInline):
     model = QuotaLimit
     extra = 0
     hide_title = True
-    fields = ("metric", "amount", "period_s", "burst")
+    fields = ("metric", "amount", "period_s", "burst", "calendar", "is_hard")
     verbose_name = "limit"
     verbose_name_plural = "limits"
 
@@ -88,6 +90,9 @@ class TenantLimitInline(LimitInline):
         return rows.filter(scope=LimitScope.TENANT.value)
 
 
+_SCOPES = {"tier": "info", "tenant": "success", "model": "success", "key": "warning"}
+
+
 @admin.register(QuotaLimit)
 class QuotaLimitAdmin(AuditedAdmin):
     audit_name = "limit"
@@ -103,30 +108,31 @@ class QuotaLimitAdmin(AuditedAdmin):
         (
             "Whose",
             {
-                "fields": ("scope", "tier", "tenant", "api_key"),
-                "description": "A tier, a tenant, or a key.",
+                "fields": ("scope", "tier", "tenant", "model", "api_key"),
+                "description": "A tier, a tenant, a tenant's use of one model, or a key.",
             },
         ),
-        ("How much", {"fields": ("metric", "amount", "period_s", "burst")}),
+        ("How much", {"fields": ("metric", "amount", "period_s", "burst", "calendar", "is_hard")}),
     )
 
     @display(description="owner")
     def owner(self, limit: QuotaLimit) -> str:
-        return str(limit.api_key or limit.tenant or limit.tier)
+        owner = str(limit.api_key or limit.tenant or limit.tier)
+        return f"{owner}: {limit.model}" if limit.model else owner
 
-    @display(
-        description="scope", ordering="scope", label={"tier": "info", "tenant": "success", "key": "warning"}
-    )
+    @display(description="scope", ordering="scope", label=_SCOPES)
     def scope_label(self, limit: QuotaLimit) -> str:
         return limit.scope
 
     @display(description="per", ordering="period_s")
     def period(self, limit: QuotaLimit) -> str:
+        if limit.calendar:
+            return f"{limit.calendar}, {'hard' if limit.is_hard else 'soft'} budget"
         names = {0: "at once", 1: "second", 60: "minute", 3600: "hour", 86_400: "day"}
         return names.get(limit.period_s, f"{limit.period_s} s")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return ("scope", "tier", "tenant", "api_key", "metric") if obj else ()
+        return ("scope", "tier", "tenant", "model", "api_key", "metric") if obj else ()
 
     def audit_tenant(self, obj: QuotaLimit) -> Tenant | None:
         return obj.tenant

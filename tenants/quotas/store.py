@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -14,21 +15,22 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from tenants.pricing import Price
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas import scripts
+from tenants.quotas.buckets import Bucket, bucket_of, open_key, record_key, warm_key
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Admitted, BucketState, Decision, Refused
 
-_RECORD_GRACE_MS: Final = 15 * 60_000
-"""How long after its lease a reservation can still be settled to the exact figure. Later its tokens stay
-charged in full: the bucket has forgotten them by then, or soon will."""
+_DEAD_AFTER_MS: Final = 60_000
+"""So long after its lease a reservation that nobody settled is given back: whoever made it is dead."""
+_RECORD_GRACE_MS: Final = 24 * 3_600_000
+"""How long after its lease a reservation can still be settled to the exact figure: as long as the usage event
+may wait for a ledger that is down."""
 _CLOSED_TTL_MS: Final = 10 * 60_000
 """How long a settled or released id is remembered, against a late repeat of its reserve."""
 
-
-def tenant_prefix(tenant_public_id: str) -> str:
-    """Of every quota key of a tenant: one hash tag, so one node of a cluster, so one script."""
-    return f"weir:{{t:{tenant_public_id}}}:"
+_RECALL_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,27 @@ class Settlement:
     reservation_id: str
     prompt_tokens: int
     completion_tokens: int
+    cost_microusd: int = 0
+
+
+Recall = Callable[[Principal, Sequence[LimitSpec], datetime], Awaitable[Sequence[int]]]
+"""What the ledger knows of these limits at that moment: of a rate its level in thousandths, of a budget what is
+spent of the current period. Raises QuotaUnavailable when the ledger can't be read."""
 
 
 class QuotaStore:
-    """One per event loop. Every call raises QuotaUnavailable after `timeout_s` at the latest."""
+    """One per event loop. Every call raises QuotaUnavailable after `timeout_s` at the latest.
 
-    def __init__(self, url: str, *, timeout_s: float = 2.0, max_connections: int = 64) -> None:
+    With `recall`, what Redis does not know (it was flushed, a budget's period began) starts from the ledger;
+    without, it is taken for unused.
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 2.0, max_connections: int = 64, recall: Recall | None = None
+    ) -> None:
         self._timeout_s = timeout_s
+        self._recall = recall
+        self._recalling = asyncio.Lock()
         # A dead connection (the server restarted) is replaced once; each script may be repeated safely.
         # A cancelled or timed-out command closes its connection, so its reply can't reach the next caller.
         pool = BlockingConnectionPool.from_url(
@@ -73,12 +89,16 @@ class QuotaStore:
         prompt_tokens: int,
         max_output_tokens: int,
         lease_ms: int,
+        model: str = "",
+        price: Price | None = None,
+        accepted_at: datetime | None = None,
     ) -> Decision:
-        """Takes one request, prompt + max_output tokens and a slot from every limit that applies, or nothing.
+        """Takes one request, prompt + max_output tokens, their cost and a slot from every limit that applies,
+        or nothing.
 
         `reservation_id` is made by the server, unique per request; repeating a call with it takes
         nothing more. `lease_ms` bounds how long its slot is held when nobody settles: the request's
-        deadline and a little.
+        deadline and a little. `accepted_at` (now, unless given) decides which period of a budget it is.
 
         Raises:
             QuotaUnavailable: Redis does not answer.
@@ -86,44 +106,86 @@ class QuotaStore:
         """
         if prompt_tokens < 0 or max_output_tokens < 0 or lease_ms < 1:
             raise ValueError("token counts must not be negative, and a lease is at least 1 ms")
-        limits = principal.limits
+        limits = tuple(limit for limit in principal.limits if limit.binds(model))
         tenant = principal.tenant_public_id
-        reply = await self._call(
-            "reserve",
-            [_record_key(tenant, reservation_id), *_bucket_keys(tenant, limits)],
-            [
-                reservation_id,
-                prompt_tokens,
-                max_output_tokens,
-                lease_ms,
-                lease_ms + _RECORD_GRACE_MS,
-                *_bucket_args(limits),
-            ],
-        )
+        accepted_at = accepted_at or datetime.now(UTC)
+        buckets = [bucket_of(principal, spec, accepted_at) for spec in limits]
+        head: list[str | int] = [
+            reservation_id,
+            prompt_tokens,
+            max_output_tokens,
+            lease_ms,
+            _DEAD_AFTER_MS,
+            lease_ms + _RECORD_GRACE_MS,
+            0 if price is None else price.prompt_at_most_microusd(prompt_tokens),
+            0 if price is None else price.output_microusd_per_mtok,
+            0 if self._recall is None else 1,
+        ]
+        keys = [record_key(tenant, reservation_id), open_key(tenant), warm_key(tenant)]
+        keys += [bucket.key for bucket in buckets]
+        args = head + [value for bucket in buckets for value in bucket.args]
+        reply = await self._call("reserve", keys, args)
+        if reply[0] == b"cold":
+            reply = await self._reserve_cold(principal, limits, buckets, accepted_at, keys, args)
         verdict: bytes = reply[0]
-        binding, retry_after_ms, requested = (int(value) for value in reply[1:4])
-        buckets = _states(limits, reply[4:])
+        binding, retry_after_ms, requested, granted = (int(value) for value in reply[1:5])
+        states = _states(limits, reply[5:])
         if verdict == b"closed":
             raise ReservationClosed(reservation_id)
         if verdict == b"admitted":
-            return Admitted(reservation_id=reservation_id, buckets=buckets)
+            return Admitted(reservation_id=reservation_id, buckets=states, max_output_tokens=granted)
         return Refused(
-            buckets=buckets,
+            buckets=states,
             binding=limits[binding - 1],
             requested=requested,
             retry_after_ms=None if retry_after_ms < 0 else retry_after_ms,
+            is_spent=verdict == b"spent",
+        )
+
+    async def _reserve_cold(
+        self,
+        principal: Principal,
+        limits: Sequence[LimitSpec],
+        buckets: Sequence[Bucket],
+        accepted_at: datetime,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+    ) -> Any:
+        # One at a time: the others find it done. Asked again before, since the first may just have done it.
+        async with self._recalling:
+            for _ in range(_RECALL_ATTEMPTS):
+                reply = await self._call("reserve", keys, args)
+                if reply[0] != b"cold":
+                    return reply
+                assert self._recall is not None
+                cold = [int(number) - 1 for number in reply[1:]]
+                known = await self._recall(principal, [limits[i] for i in cold], accepted_at)
+                await self._restore(principal.tenant_public_id, [buckets[i] for i in cold], known)
+        raise QuotaUnavailable("Redis forgets limits as fast as they are restored")
+
+    async def _restore(self, tenant: str, buckets: Sequence[Bucket], known: Sequence[int]) -> None:
+        await self._call(
+            "restore",
+            [warm_key(tenant), *(bucket.key for bucket in buckets)],
+            [*(value for bucket in buckets for value in bucket.args), *known],
         )
 
     async def settle(
-        self, *, tenant_public_id: str, reservation_id: str, prompt_tokens: int, completion_tokens: int
+        self,
+        *,
+        tenant_public_id: str,
+        reservation_id: str,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cost_microusd: int = 0,
     ) -> None:
         """Charges the exact figure and frees the slot. The first call counts, every later one changes nothing."""
-        if prompt_tokens < 0 or completion_tokens < 0:
-            raise ValueError("token counts must not be negative")
+        if min(prompt_tokens, completion_tokens, cost_microusd) < 0:
+            raise ValueError("counts must not be negative")
         await self._call(
             "settle",
-            [_record_key(tenant_public_id, reservation_id)],
-            [reservation_id, prompt_tokens, completion_tokens, _CLOSED_TTL_MS],
+            [record_key(tenant_public_id, reservation_id), open_key(tenant_public_id)],
+            [reservation_id, prompt_tokens, completion_tokens, cost_microusd, _CLOSED_TTL_MS],
         )
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> None:
@@ -136,26 +198,35 @@ class QuotaStore:
             await self._redis.script_load(script.text)
             pipe = self._redis.pipeline(transaction=False)
             for one in settlements:
-                key = _record_key(one.tenant_public_id, one.reservation_id)
-                counts = (one.prompt_tokens, one.completion_tokens)
+                keys = (
+                    record_key(one.tenant_public_id, one.reservation_id),
+                    open_key(one.tenant_public_id),
+                )
+                counts = (one.prompt_tokens, one.completion_tokens, one.cost_microusd)
                 if min(counts) < 0:
-                    raise ValueError("token counts must not be negative")
-                pipe.evalsha(script.sha1, 1, key, one.reservation_id, *counts, _CLOSED_TTL_MS)
+                    raise ValueError("counts must not be negative")
+                pipe.evalsha(script.sha1, 2, *keys, one.reservation_id, *counts, _CLOSED_TTL_MS)
             await pipe.execute()
 
     async def release(self, *, tenant_public_id: str, reservation_id: str) -> None:
         """As if it never was: for a request that could not be queued after all. Idempotent."""
         await self._call(
-            "release", [_record_key(tenant_public_id, reservation_id)], [reservation_id, _CLOSED_TTL_MS]
+            "release",
+            [record_key(tenant_public_id, reservation_id), open_key(tenant_public_id)],
+            [reservation_id, _CLOSED_TTL_MS],
         )
 
-    async def peek(self, principal: Principal) -> tuple[BucketState, ...]:
+    async def peek(self, principal: Principal, now: datetime | None = None) -> tuple[BucketState, ...]:
         """Every limit's state, in the order of `principal.limits`. Takes nothing."""
         limits = principal.limits
         if not limits:
             return ()
+        now = now or datetime.now(UTC)
+        buckets = [bucket_of(principal, spec, now) for spec in limits]
         reply = await self._call(
-            "peek", _bucket_keys(principal.tenant_public_id, limits), _bucket_args(limits)
+            "peek",
+            [bucket.key for bucket in buckets],
+            [value for bucket in buckets for value in bucket.args],
         )
         return _states(limits, reply)
 
@@ -173,22 +244,6 @@ async def _bounded(timeout_s: float) -> AsyncIterator[None]:
         raise QuotaUnavailable(f"Redis did not answer within {timeout_s:g} s") from error
     except RedisError as error:
         raise QuotaUnavailable(f"{type(error).__name__}: {error}") from error
-
-
-def _record_key(tenant_public_id: str, reservation_id: str) -> str:
-    return f"{tenant_prefix(tenant_public_id)}reservation:{reservation_id}"
-
-
-def _bucket_keys(tenant_public_id: str, limits: Sequence[LimitSpec]) -> list[str]:
-    prefix = tenant_prefix(tenant_public_id)
-    return [f"{prefix}quota:{spec.scope}:{spec.owner_id}:{spec.metric}:{spec.period_s}" for spec in limits]
-
-
-def _bucket_args(limits: Sequence[LimitSpec]) -> list[str | int]:
-    args: list[str | int] = []
-    for spec in limits:
-        args += [spec.metric.value, spec.amount, spec.period_s, spec.burst]
-    return args
 
 
 def _states(limits: Sequence[LimitSpec], flat: Sequence[Any]) -> tuple[BucketState, ...]:

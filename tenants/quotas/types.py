@@ -22,6 +22,8 @@ class BucketState:
 class Admitted:
     reservation_id: str
     buckets: tuple[BucketState, ...]
+    max_output_tokens: int
+    """Granted: what was asked for, or as much of it as a hard budget has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Refused:
     """What this request asks of the binding limit, in its unit."""
     retry_after_ms: int | None
     """When this very request would fit; None: it can never fit (answer 400, not 429)."""
+    is_spent: bool = False
+    """The binding limit is a budget that is used up: retrying before its next period is pointless."""
 
 
 Decision = Admitted | Refused

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from tenants.models import ApiKey, QuotaLimit, Tenant, Tier
-from tenants.principal import LimitMetric, LimitScope
+from tenants.principal import Calendar, LimitMetric, LimitScope
 from tenants.services.audit import Actor, record_audit
 
 
@@ -20,14 +20,21 @@ def set_quota_limit(
     amount: int,
     period_s: int = 60,
     burst: int | None = None,
+    model: str = "",
+    calendar: Calendar | None = None,
+    is_hard: bool = True,
 ) -> QuotaLimit:
     """Creates or changes the owner's limit of this metric and period. `burst` is `amount` unless given.
 
+    With `calendar` it is a budget of each such period, in the metric's unit (micro-USD for cost); with `model`
+    a tenant's limit holds for that model alone.
+
     Raises django.core.exceptions.ValidationError when a value won't do.
     """
-    if metric is LimitMetric.CONCURRENCY:
+    if metric is LimitMetric.CONCURRENCY or calendar is not None:
         period_s, burst = 0, amount
-    tenant, ownership = _ownership(owner)
+    tenant, ownership = _ownership(owner, model)
+    ownership["calendar"] = "" if calendar is None else calendar.value
     # Locked: two who set the same limit at once must each record the true value before.
     limit = (
         QuotaLimit.unscoped.select_for_update().filter(metric=metric, period_s=period_s, **ownership).first()
@@ -37,6 +44,7 @@ def set_quota_limit(
         limit = QuotaLimit(metric=metric.value, period_s=period_s, **ownership)
     limit.amount = amount
     limit.burst = amount if burst is None else burst
+    limit.is_hard = is_hard
     limit.full_clean()
     limit.save()
     record_audit(
@@ -58,7 +66,11 @@ def remove_quota_limit(*, actor: Actor, limit: QuotaLimit) -> None:
     limit.delete()
 
 
-def _ownership(owner: Tier | Tenant | ApiKey) -> tuple[Tenant | None, dict[str, Any]]:
+def _ownership(owner: Tier | Tenant | ApiKey, model: str) -> tuple[Tenant | None, dict[str, Any]]:
+    if model:
+        if not isinstance(owner, Tenant):
+            raise ValueError("only a tenant's limit can be for one model")
+        return owner, {"scope": LimitScope.MODEL.value, "tenant": owner, "model": model}
     if isinstance(owner, Tier):
         return None, {"scope": LimitScope.TIER.value, "tier": owner}
     if isinstance(owner, Tenant):
@@ -73,4 +85,7 @@ def _values(limit: QuotaLimit) -> dict[str, Any]:
         "amount": limit.amount,
         "period_s": limit.period_s,
         "burst": limit.burst,
+        "model": limit.model,
+        "calendar": limit.calendar,
+        "is_hard": limit.is_hard,
     }

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from django import template
 
-from tenants.principal import LimitMetric, LimitSpec
+from tenants.principal import LimitMetric, LimitScope, LimitSpec
 
 register = template.Library()
 
@@ -56,13 +56,34 @@ def since(later: datetime | None, earlier: datetime | None) -> timedelta | None:
     return later - earlier if later is not None and earlier is not None else None
 
 
+_METRICS = {
+    LimitMetric.REQUESTS: "Requests",
+    LimitMetric.INPUT_TOKENS: "Input tokens",
+    LimitMetric.OUTPUT_TOKENS: "Output tokens",
+    LimitMetric.TOKENS: "Tokens",
+    LimitMetric.CONCURRENCY: "Requests",
+    LimitMetric.COST: "Cost",
+}
+
+
 @register.filter
 def limit_title(limit: LimitSpec) -> str:
-    """Requests per minute; Requests at once."""
+    """Requests per minute; Requests at once; Cost per month; Tokens per hour of llama-3."""
+    what = _METRICS[limit.metric]
     if limit.metric is LimitMetric.CONCURRENCY:
-        return "Requests at once"
-    period = _PERIODS.get(limit.period_s) or duration(limit.period_s * 1000)
-    return f"{limit.metric.value.capitalize()} per {period}"
+        period = "at once"
+    elif limit.calendar is not None:
+        period = f"per {limit.calendar}"
+    else:
+        period = f"per {_PERIODS.get(limit.period_s) or duration(limit.period_s * 1000)}"
+    whose = f" of {limit.owner_id}" if limit.scope is LimitScope.MODEL else ""
+    return f"{what} {period}{whose}"
+
+
+@register.filter
+def units(value: int, limit: LimitSpec) -> str:
+    """An amount of what the limit counts: money as money."""
+    return usd(value) if limit.metric is LimitMetric.COST else count(value)
 
 
 @register.filter

@@ -13,6 +13,7 @@ from django.conf import settings
 
 from engine_worker.broker import EntryRef, UsageReader, keys
 from engine_worker.protocol import UsageEvent, encode
+from inference.models import UsageRecord
 from inference.services import usage
 
 STEPS = ("read", "commit", "settle", "ack", "never")
@@ -89,7 +90,7 @@ def drain_and_die(step: str) -> None:
     """The body of the process that dies."""
     if step == "commit":
         # The first thing after the commit is the settling: die as it begins.
-        async def die(redis_url: str, events: Sequence[UsageEvent]) -> None:
+        async def die(redis_url: str, rows: Sequence[UsageRecord]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         usage._settle = die

@@ -265,7 +265,8 @@ def test_a_request_is_one_row_even_in_different_months(tenant):
         str(tenant.public_id), first.request_id, created_at_ms=ms(datetime(2026, 7, 1, tzinfo=UTC))
     )
     record_usage([first])
-    assert record_usage([again]) == ([again], [])
+    (settled,), parked = record_usage([again])
+    assert (settled.request_id, parked) == (first.request_id, [])
     row = UsageRecord.objects.for_tenant(tenant).get()
     # The control: past the service the database itself refuses.
     row.pk, row.created_at = None, datetime(2026, 7, 1, tzinfo=UTC)

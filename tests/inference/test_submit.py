@@ -19,11 +19,14 @@ from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
-from inference.services.submit import Submission, duration, new_request_id, submit
+from inference.services.refusal import duration
+from inference.services.submit import Submission, new_request_id, submit
 from tenants.principal import LimitMetric, Principal
 from tests.engine_worker.models import byte_tokenizer
 from tests.factories import a_limit, a_principal
 
+# What Redis does not know of a tenant is recalled from the ledger.
+pytestmark = pytest.mark.django_db(transaction=True)
 BODY = ChatCompletionRequest(model="m", messages=[])
 
 

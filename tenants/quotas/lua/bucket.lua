@@ -7,7 +7,21 @@
 --
 -- A concurrency limit is a sorted set of reservation ids by the ms at which each lease lapses.
 --
--- A bucket argument is a table {key, metric, amount, period (s; 0 is concurrency), burst}.
+-- A budget is a hash {spent, reserved} of one calendar period, which is part of its key, so that there is
+-- nothing to reset. What is settled is spent; what is reserved may yet turn out less.
+--
+-- A bucket is a table {key, metric, amount, period, burst, hard, known_as}: `period` in s, SLOTS or BUDGET;
+-- `burst` of a rate; of a budget the ms at which its period ends; `hard` of a budget: it refuses, and does not
+-- only count.
+--
+-- `warm` is a set of what Redis knows: SCOPE:OWNER for the owner's rates, SCOPE:OWNER:METRIC:SERIAL for a budget.
+-- What is in it and absent is full: a rate that has refilled, a period in which nothing was used. It lives for
+-- ever: without it an absent bucket could not be told from a full one.
+--
+-- `open` is a sorted set of a tenant's reservations that are neither settled nor released, by the ms after which
+-- whoever made them is taken for dead.
+local SLOTS, BUDGET = 0, -1
+local BUDGET_KEPT_MS = 3 * 86400000  -- after its period's end, for settlements that come late
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -15,7 +29,7 @@ local function now_ms()
 end
 
 local function text(number)
-  return string.format('%.0f', number)  -- tostring() would write 1e+15
+  return string.format('%.0f', number + 0)  -- tostring() would write 1e+15; and -0 + 0 is 0, where -0 is no integer
 end
 
 local function capacity(bucket)
@@ -77,9 +91,25 @@ local function take_slot(bucket, id, lapses_at)
   redis.call('PEXPIREAT', bucket.key, last[2])
 end
 
+local function budget_of(bucket)
+  local stored = redis.call('HMGET', bucket.key, 'spent', 'reserved')
+  return tonumber(stored[1] or 0), tonumber(stored[2] or 0)
+end
+
+-- Only where it is still there: a budget that is gone starts from the ledger, which has this too.
+local function count_in_budget(bucket, spent, reserved)
+  if redis.call('EXISTS', bucket.key) == 0 then return end
+  redis.call('HINCRBY', bucket.key, 'spent', text(spent))
+  redis.call('HINCRBY', bucket.key, 'reserved', text(reserved))
+end
+
 -- {remaining in whole units, ms until full}
 local function state_of(bucket, now)
-  if bucket.period == 0 then
+  if bucket.period == BUDGET then
+    local spent, reserved = budget_of(bucket)
+    return {math.max(0, bucket.amount - spent - reserved), math.max(0, bucket.burst - now)}
+  end
+  if bucket.period == SLOTS then
     local last = redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')
     local reset = last[2] and math.max(0, tonumber(last[2]) - now) or 0
     return {math.max(0, bucket.amount - slots_used(bucket, now)), reset}
@@ -88,14 +118,15 @@ local function state_of(bucket, now)
   return {math.max(0, math.floor(level / 1000)), wait_for(bucket, level, rem, capacity(bucket))}
 end
 
--- Buckets from ARGV, four values each (metric, amount, period, burst), and as many keys.
+-- Buckets from ARGV, six values each (metric, amount, period, burst, hard, known as), and as many keys.
 local function buckets_from(first_key, first_arg)
   local buckets = {}
   for i = first_key, #KEYS do
-    local a = first_arg + (i - first_key) * 4
+    local a = first_arg + (i - first_key) * 6
     buckets[#buckets + 1] = {
       key = KEYS[i], metric = ARGV[a], amount = tonumber(ARGV[a + 1]),
-      period = tonumber(ARGV[a + 2]), burst = tonumber(ARGV[a + 3]),
+      period = tonumber(ARGV[a + 2]), burst = tonumber(ARGV[a + 3]), hard = ARGV[a + 4] == '1',
+      known_as = ARGV[a + 5],
     }
   end
   return buckets
@@ -110,4 +141,20 @@ local function buckets_of(record)
     buckets[#buckets + 1] = {key = b[1], metric = b[2], amount = b[3], period = b[4], burst = b[5], taken = b[6]}
   end
   return buckets
+end
+
+-- Undoes a reservation that is open: every unit goes back, slots are freed.
+local function give_back(record_key, id, now)
+  local record = redis.call('HGET', record_key, 'buckets')
+  if not record then return end
+  for _, bucket in ipairs(buckets_of(record)) do
+    if bucket.period == SLOTS then
+      free_slot(bucket, id)
+    elseif bucket.period == BUDGET then
+      count_in_budget(bucket, 0, -bucket.taken)
+    else
+      adjust(bucket, bucket.taken, now)
+    end
+  end
+  redis.call('HSET', record_key, 'state', 'released')
 end

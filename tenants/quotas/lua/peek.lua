@@ -1,10 +1,10 @@
 -- Reads every bucket; changes nothing.
 --
--- KEYS     buckets   weir:{t:TENANT}:quota:SCOPE:OWNER:METRIC:PERIOD_S
--- ARGV     per bucket: metric, amount, period in s (0: concurrency), burst
+-- KEYS     buckets   as in reserve.lua
+-- ARGV     per bucket: metric, amount, period, burst, hard, owner (see bucket.lua)
 -- returns  per bucket: remaining in whole units, ms until full
 --
--- Example: EVALSHA sha 1 weir:{t:T}:quota:tenant:T:requests:60 requests 60 60 60  ->  {60, 0}
+-- Example: EVALSHA sha 1 weir:{t:T}:quota:tenant:T:requests:60 requests 60 60 60 1 tenant:T  ->  {60, 0}
 
 local now = now_ms()
 local reply = {}

@@ -1,33 +1,51 @@
 -- Takes from every bucket that applies, or from none.
 --
 -- KEYS[1]   reservation record   weir:{t:TENANT}:reservation:ID
--- KEYS[2..] buckets              weir:{t:TENANT}:quota:SCOPE:OWNER:METRIC:PERIOD_S
+-- KEYS[2]   open reservations    weir:{t:TENANT}:open
+-- KEYS[3]   what is known        weir:{t:TENANT}:warm
+-- KEYS[4..] buckets              weir:{t:TENANT}:quota:SCOPE:OWNER:METRIC:PERIOD_S, or for a budget
+--                                weir:{t:TENANT}:budget:SCOPE:OWNER:METRIC:SERIAL:PERIOD
 -- ARGV[1]   reservation id
 -- ARGV[2]   prompt tokens
 -- ARGV[3]   largest number of output tokens
 -- ARGV[4]   lease, ms: how long a concurrency slot is held when nobody settles
--- ARGV[5]   life of the record, ms
--- ARGV[6..] per bucket: metric, amount, period in s (0: concurrency), burst
+-- ARGV[5]   how long after its lease the reservation is taken for dead, ms
+-- ARGV[6]   life of the record, ms
+-- ARGV[7]   what the prompt costs at most, micro-USD
+-- ARGV[8]   what output costs, micro-USD per million tokens
+-- ARGV[9]   1: what Redis does not know is to be recalled from the ledger first; 0: it is taken for full
+-- ARGV[10..] per bucket: metric, amount, period, burst, hard, known as (see bucket.lua)
 -- returns   {verdict, binding bucket from 1 or 0, retry after ms or -1 (never), asked of the binding
---           bucket, then per bucket: remaining in whole units, ms until full}
---           verdict: 'admitted', 'refused', or 'closed' (this id was settled or released before)
+--           bucket, granted output tokens, then per bucket: remaining in whole units, ms until full}
+--           verdict: 'admitted'; 'refused'; 'spent' (a budget is used up); 'closed' (this id was settled or
+--           released before); or {'cold', i, ...}: the buckets with these numbers must be restored first
 --
 -- A second call with the same id takes nothing more and is admitted again: a caller whose connection broke
 -- may ask again.
 --
--- A token bucket is asked for prompt + output, but at most for its burst when the prompt alone fits: the
--- output may turn out shorter, and settling charges the exact figure. A prompt above the burst never fits.
+-- A rate is asked for the whole output, but at most for its burst when the prompt alone fits: the output may
+-- turn out shorter, and settling charges the exact figure. A prompt above the burst never fits. A hard budget
+-- is never overdrawn: where it has less left than the whole output, fewer output tokens are granted.
 --
--- Example: EVALSHA sha 2 weir:{t:T}:reservation:r1 weir:{t:T}:quota:tenant:T:tokens:60
---          r1 20 100 60000 960000 tokens 6000 60 6000  ->  {admitted, 0, 0, 0, 5880, 1200}
+-- Reservations of the dead are given back here, a few at a time: only who asks needs what they hold.
+--
+-- Example: EVALSHA sha 4 weir:{t:T}:reservation:r1 weir:{t:T}:open weir:{t:T}:warm weir:{t:T}:quota:tenant:T:tokens:60
+--          r1 20 100 60000 60000 86460000 0 0 0 tokens 6000 60 6000 1 tenant:T  ->  {admitted, 0, 0, 0, 100, 5880, 1200}
 
 local id, prompt, output = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local lease, record_ttl = tonumber(ARGV[4]), tonumber(ARGV[5])
+local lease, grace, record_ttl = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local prompt_cost, output_price = tonumber(ARGV[7]), tonumber(ARGV[8])
 local now = now_ms()
-local buckets = buckets_from(2, 6)
+local buckets = buckets_from(4, 10)
 
-local function answer(verdict, binding, retry, asked)
-  local reply = {verdict, binding, retry, asked}
+local record_prefix = string.sub(KEYS[1], 1, #KEYS[1] - #id)
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', text(now), 'LIMIT', 0, 20)) do
+  give_back(record_prefix .. dead, dead, now)
+  redis.call('ZREM', KEYS[2], dead)
+end
+
+local function answer(verdict, binding, retry, asked, granted)
+  local reply = {verdict, binding, retry, asked, granted}
   for _, bucket in ipairs(buckets) do
     local state = state_of(bucket, now)
     reply[#reply + 1] = state[1]
@@ -36,57 +54,114 @@ local function answer(verdict, binding, retry, asked)
   return reply
 end
 
-local state = redis.call('HGET', KEYS[1], 'state')
-if state == 'reserved' then return answer('admitted', 0, 0, 0) end
-if state then return answer('closed', 0, 0, 0) end
+local before = redis.call('HMGET', KEYS[1], 'state', 'granted')
+if before[1] == 'reserved' then return answer('admitted', 0, 0, 0, tonumber(before[2])) end
+if before[1] then return answer('closed', 0, 0, 0, 0) end
 
--- How long a refused caller should wait for a slot: a request may end at any moment, so it is worth asking
--- again soon, and not only when a lease would lapse.
-local SLOT_POLL_MS = 1000
+if ARGV[9] == '1' then
+  local cold = {'cold'}
+  for i, bucket in ipairs(buckets) do
+    if bucket.period ~= SLOTS and redis.call('SISMEMBER', KEYS[3], bucket.known_as) == 0 then
+      cold[#cold + 1] = i
+    end
+  end
+  if #cold > 1 then return cold end
+end
 
-local binding, wait, asked = 0, 0, 0
-local function refuse(index, ms, units)
+local function cost_of(tokens)
+  return math.ceil(tokens * output_price / 1000000)
+end
+
+-- What a bucket of this metric is asked for when the output has so many tokens.
+local function asked_of(bucket, tokens)
+  if bucket.metric == 'requests' then return 1 end
+  if bucket.metric == 'input_tokens' then return prompt end
+  if bucket.metric == 'output_tokens' then return tokens end
+  if bucket.metric == 'tokens' then return prompt + tokens end
+  return prompt_cost + cost_of(tokens)
+end
+
+-- The largest output for which `left` is enough, given that it is for the smallest.
+local function output_within(bucket, left)
+  if bucket.metric == 'output_tokens' then return math.min(output, left) end
+  if bucket.metric == 'tokens' then return math.min(output, left - prompt) end
+  if bucket.metric == 'input_tokens' or output_price == 0 then return output end
+  local tokens = math.min(output, math.floor((left - prompt_cost) * 1000000 / output_price))
+  while tokens > 0 and prompt_cost + cost_of(tokens) > left do tokens = tokens - 1 end
+  return tokens
+end
+
+-- How long a refused caller should wait for a slot, or for what others have reserved of a budget: a request may
+-- end at any moment, so it is worth asking again soon, and not only when a lease would lapse.
+local POLL_MS = 1000
+
+local verdict, binding, wait, asked = 'refused', 0, 0, 0
+local function refuse(index, ms, units, kind)
   -- Of several that refuse, the one that refuses longest binds; -1 is for ever.
   if wait == -1 then return end
-  if binding == 0 or ms == -1 or ms > wait then binding, wait, asked = index, ms, units end
+  if binding == 0 or ms == -1 or ms > wait then
+    verdict, binding, wait, asked = kind or 'refused', index, ms, units
+  end
+end
+
+-- Budgets first: they decide how much output is granted, and so what the rates are asked for.
+local granted = output
+for i, bucket in ipairs(buckets) do
+  if bucket.period == BUDGET and bucket.hard then
+    local spent, reserved = budget_of(bucket)
+    local least = asked_of(bucket, math.min(1, output))
+    if least > bucket.amount then
+      refuse(i, -1, least)
+    elseif least > bucket.amount - spent then
+      refuse(i, math.max(1, bucket.burst - now), least, 'spent')
+    elseif least > bucket.amount - spent - reserved then
+      refuse(i, math.max(1, math.min(POLL_MS, bucket.burst - now)), least)
+    else
+      granted = math.min(granted, output_within(bucket, bucket.amount - spent - reserved))
+    end
+  end
 end
 
 for i, bucket in ipairs(buckets) do
-  if bucket.period == 0 then
+  if bucket.period == SLOTS then
     redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
     bucket.taken = 1
     local used = redis.call('ZCARD', bucket.key)
     if used >= bucket.amount then
       local lapse = redis.call('ZRANGE', bucket.key, used - bucket.amount, used - bucket.amount, 'WITHSCORES')
-      refuse(i, math.max(1, math.min(SLOT_POLL_MS, tonumber(lapse[2]) - now)), 1)
+      refuse(i, math.max(1, math.min(POLL_MS, tonumber(lapse[2]) - now)), 1)
     end
+  elseif bucket.period == BUDGET then
+    bucket.taken = asked_of(bucket, granted)
   else
-    local units = 1
-    if bucket.metric == 'tokens' then
-      units = prompt + output
-      if units > bucket.burst and prompt <= bucket.burst then units = bucket.burst end
-    end
+    local least = asked_of(bucket, 0)
+    local units = math.min(asked_of(bucket, granted), math.max(least, bucket.burst))
     bucket.taken = units * 1000
     bucket.level, bucket.rem = level_now(bucket, now)
-    if units > bucket.burst then
-      refuse(i, -1, prompt)
+    if least > bucket.burst then
+      refuse(i, -1, least)
     elseif bucket.level < bucket.taken then
       refuse(i, wait_for(bucket, bucket.level, bucket.rem, bucket.taken), units)
     end
   end
 end
 
-if binding > 0 then return answer('refused', binding, wait, asked) end
+if binding > 0 then return answer(verdict, binding, wait, asked, 0) end
 
 local record = {}
 for i, bucket in ipairs(buckets) do
-  if bucket.period == 0 then
+  if bucket.period == SLOTS then
     take_slot(bucket, id, now + lease)
+  elseif bucket.period == BUDGET then
+    redis.call('HINCRBY', bucket.key, 'reserved', text(bucket.taken))
+    redis.call('PEXPIREAT', bucket.key, text(bucket.burst + BUDGET_KEPT_MS))
   else
     store_level(bucket, bucket.level - bucket.taken, bucket.rem, now)
   end
   record[i] = {bucket.key, bucket.metric, bucket.amount, bucket.period, bucket.burst, bucket.taken}
 end
-redis.call('HSET', KEYS[1], 'state', 'reserved', 'buckets', cmsgpack.pack(record))
+redis.call('HSET', KEYS[1], 'state', 'reserved', 'buckets', cmsgpack.pack(record), 'granted', text(granted))
 redis.call('PEXPIRE', KEYS[1], text(record_ttl))
-return answer('admitted', 0, 0, 0)
+redis.call('ZADD', KEYS[2], text(now + lease + grace), id)
+redis.call('PEXPIRE', KEYS[2], text(record_ttl))
+return answer('admitted', 0, 0, 0, granted)

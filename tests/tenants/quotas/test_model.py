@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 from django.conf import settings
@@ -11,29 +12,44 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from tenants.pricing import Price
 from tenants.principal import LimitMetric, LimitScope
 from tenants.quotas import scripts
 from tenants.quotas.errors import ReservationClosed
 from tenants.quotas.store import QuotaStore
-from tenants.quotas.types import Refused
-from tests.factories import a_limit, a_principal
-from tests.tenants.quotas.modelled import CLOCK_KEY, Model, clocked
+from tenants.quotas.types import Admitted, Refused
+from tests.factories import a_budget, a_limit, a_principal
+from tests.tenants.quotas.modelled import CLOCK_KEY, DAY_MS, Model, clocked
 
 START_MS = 4_000_000_000_000
+PRICE = Price("p", datetime(2020, 1, 1, tzinfo=UTC), 333_333, 100_000, 777_777)
 
+scopes = st.sampled_from([LimitScope.TIER, LimitScope.TENANT, LimitScope.KEY])
 rates = st.builds(
     a_limit,
-    st.sampled_from([LimitMetric.REQUESTS, LimitMetric.TOKENS]),
+    st.sampled_from(
+        [LimitMetric.REQUESTS, LimitMetric.INPUT_TOKENS, LimitMetric.OUTPUT_TOKENS, LimitMetric.TOKENS]
+    ),
     st.integers(1, 500),
     period_s=st.sampled_from([1, 7, 60, 86_400]),
     burst=st.integers(1, 300),
-    scope=st.sampled_from(LimitScope),
+    scope=scopes,
 )
-slots = st.builds(
-    a_limit, st.just(LimitMetric.CONCURRENCY), st.integers(1, 3), scope=st.sampled_from(LimitScope)
+slots = st.builds(a_limit, st.just(LimitMetric.CONCURRENCY), st.integers(1, 3), scope=scopes)
+budgets = st.builds(
+    a_budget,
+    st.sampled_from(
+        [LimitMetric.INPUT_TOKENS, LimitMetric.OUTPUT_TOKENS, LimitMetric.TOKENS, LimitMetric.COST]
+    ),
+    st.integers(1, 1500),
+    scope=scopes,
+    is_hard=st.booleans(),
 )
 limit_sets = st.lists(
-    st.one_of(rates, slots), min_size=1, max_size=4, unique_by=lambda x: (x.scope, x.metric, x.period_s)
+    st.one_of(rates, slots, budgets),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda x: (x.scope, x.metric, x.period_s, x.calendar),
 )
 ids = st.sampled_from(["r1", "r2", "r3", "r4", "r5", "r6"])
 tokens = st.integers(0, 350)
@@ -41,7 +57,7 @@ calls = st.one_of(
     st.tuples(st.just("reserve"), ids, tokens, tokens, st.integers(1, 20_000)),
     st.tuples(st.just("settle"), ids, tokens, tokens),
     st.tuples(st.just("release"), ids),
-    st.tuples(st.just("turn"), st.one_of(st.integers(0, 50), st.integers(0, 100_000), st.just(10**9))),
+    st.tuples(st.just("turn"), st.one_of(st.integers(0, 50), st.integers(0, 100_000), st.just(10**8))),
 )
 
 
@@ -51,7 +67,7 @@ class Rig:
     def __init__(self, redis_url: str, limits) -> None:
         self.limits = limits
         self.principal = a_principal(*limits)
-        self.model = Model(limits, START_MS)
+        self.model = Model(limits, START_MS, PRICE)
         self.store = QuotaStore(redis_url)
         self.redis = Redis.from_url(redis_url)
 
@@ -76,6 +92,8 @@ class Rig:
                 prompt_tokens=prompt,
                 max_output_tokens=output,
                 lease_ms=lease_ms,
+                price=PRICE,
+                accepted_at=datetime.fromtimestamp(self.model.now / 1000, tz=UTC),
             )
         except ReservationClosed:
             return "closed"
@@ -87,16 +105,23 @@ class Rig:
             case ("reserve", rid, prompt, output, lease_ms):
                 expected = self.model.reserve(rid, prompt, output, lease_ms)
                 decision = await self.reserve(rid, prompt, output, lease_ms)
-                assert verdict(decision) == expected
+                if expected == "spent" and verdict(decision) == "refused":
+                    # A rate that refuses even longer than the budget's day lasts binds instead.
+                    assert decision.retry_after_ms >= DAY_MS - self.model.now % DAY_MS
+                else:
+                    assert verdict(decision) == expected
+                if isinstance(decision, Admitted):
+                    assert decision.max_output_tokens == self.model.records[rid].granted
                 if isinstance(decision, Refused) and decision.retry_after_ms is not None:
                     await self.check_retry_after(decision, prompt, output, lease_ms)
             case ("settle", rid, prompt, completion):
-                self.model.settle(rid, prompt, completion)
+                cost = self.model.settle(rid, prompt, completion)
                 await self.store.settle(
                     tenant_public_id="t1",
                     reservation_id=rid,
                     prompt_tokens=prompt,
                     completion_tokens=completion,
+                    cost_microusd=cost,
                 )
             case ("release", rid):
                 self.model.release(rid)
@@ -110,14 +135,25 @@ class Rig:
         if decision.binding.metric is LimitMetric.CONCURRENCY:
             assert wait <= 1000
             return
-        await self.turn(wait - 1)
         bound = self.model.buckets[self.limits.index(decision.binding)]
-        assert not bound.fits(bound.asks(prompt, output))
+        if decision.binding.is_budget:
+            least = bound.at_most(prompt, min(1, output), PRICE)
+            if not decision.is_spent:
+                assert wait <= 1000
+                return
+            await self.turn(wait - 1)
+            assert least > bound.unspent
+            await self.turn(1)
+            assert least <= bound.unspent
+            return
+        units = bound.asks(prompt, self.model.granted(prompt, output), PRICE)
+        await self.turn(wait - 1)
+        assert not bound.fits(units)
         await self.turn(1)
-        assert bound.fits(bound.asks(prompt, output))
+        assert bound.fits(units)
 
     async def check_levels(self) -> None:
-        states = await self.store.peek(self.principal)
+        states = await self.store.peek(self.principal, datetime.fromtimestamp(self.model.now / 1000, tz=UTC))
         assert [state.remaining for state in states] == [bucket.remaining for bucket in self.model.buckets]
         for state in states:
             assert 0 <= state.remaining <= max(state.limit.burst, state.limit.amount)
@@ -128,6 +164,8 @@ def verdict(decision) -> str:
     if decision == "closed":
         return "closed"
     if isinstance(decision, Refused):
+        if decision.is_spent:
+            return "spent"
         return "never" if decision.retry_after_ms is None else "refused"
     return "admitted"
 

@@ -178,7 +178,7 @@ async def test_every_key_has_the_tenants_tag_and_a_life(store, principal, redis)
     await settle(store)
     await store.release(tenant_public_id="t1", reservation_id="never-seen")
     keys = await redis.keys("*")
-    assert len(keys) == 6
+    assert len(keys) == 7
     for key in keys:
         assert key.startswith(b"weir:{t:t1}:")
         assert 0 < await redis.pttl(key) <= 2 * DAY * 1000
