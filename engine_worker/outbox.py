@@ -59,6 +59,13 @@ class Outbox:
         """Requests held."""
         return len(self._owned)
 
+    def to_put_aside(self, slots: int) -> tuple[int, int]:
+        """How many better requests than the worst class held would displace one of it, and that class."""
+        classes = [owned.claim.tier_class for owned in self._owned.values()]
+        worst = max(classes, default=0)
+        better = sum(tier_class < worst for tier_class in classes)
+        return max(0, slots - better), worst
+
     @property
     def engine_ids(self) -> list[str]:
         return list(self._owned)

@@ -111,7 +111,8 @@ class Worker:
             room = self._engine.room()
             try:
                 if room <= 0:
-                    await _wait(self._stepped, _WAIT_FOR_WORK_S)
+                    if not await self._claim_better():
+                        await _wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
                 claims = await self._broker.claim(room)
                 for claim in claims:
@@ -121,6 +122,20 @@ class Worker:
                 backoff.reset()
             except BrokerUnavailable:
                 await backoff.sleep()
+
+    async def _claim_better(self) -> bool:
+        """Without room: takes what is of a better class than something held, which the engine then preempts.
+
+        Asks only when the last publish said that such a request waits: a full worker costs no extra calls.
+        """
+        extra, worst = self._outbox.to_put_aside(self._engine.stats().running)
+        waiting, self._broker.waiting_class = self._broker.waiting_class, None
+        if not extra or waiting is None or waiting >= worst:
+            return False
+        claims = await self._broker.claim(0, extra=extra, put_aside=worst)
+        for claim in claims:
+            self._start(claim)
+        return bool(claims)
 
     def _start(self, claim: Claim) -> None:
         request = claim.request
@@ -210,6 +225,8 @@ class Worker:
         if not batch:
             return
         settled = self._outbox.settle(batch, await self._broker.publish(batch))
+        if self._broker.waiting_class is not None:
+            self._stepped.set()  # the claim may want to know
         for engine_id in settled.to_abort:
             _log.info("request_cancelled", engine_id=engine_id)
             self._abort(self._outbox.in_engine(engine_id))

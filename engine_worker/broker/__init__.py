@@ -13,6 +13,7 @@ from engine_worker.broker.errors import (
 from engine_worker.broker.gateway import Enqueued, GatewayBroker, RequestState
 from engine_worker.broker.keys import live_channel
 from engine_worker.broker.live import GAP, Gap, LiveChannel
+from engine_worker.broker.operator import DeadLetter, ModelQueue, OperatorBroker, TenantLine, TierQueue
 from engine_worker.broker.usage import EntryRef, UsageReader
 from engine_worker.broker.worker import Claim, Held, Verdict, WorkerBroker
 
@@ -21,6 +22,7 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailable",
     "Claim",
+    "DeadLetter",
     "DuplicateRequestId",
     "Enqueued",
     "EntryRef",
@@ -28,8 +30,12 @@ __all__ = [
     "GatewayBroker",
     "Held",
     "LiveChannel",
+    "ModelQueue",
+    "OperatorBroker",
     "QueueFull",
     "RequestState",
+    "TenantLine",
+    "TierQueue",
     "UnknownRequest",
     "UsageReader",
     "Verdict",

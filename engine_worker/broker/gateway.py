@@ -144,24 +144,6 @@ class GatewayBroker:
         """
         await self._call("cancel", model, (request_id, if_last_watched_by))
 
-    async def requeue(self, model: str, request_id: str) -> bool:
-        """Gives a dead request another life, with its log, from where its answer broke off; False when it isn't dead.
-
-        It gets as many attempts and as much time as at first. What it makes from now on is a usage event
-        of its own, `ID~2` and so on, without the prompt. Raises: UnknownRequest.
-        """
-        return await self._on_dead("requeue", model, request_id)
-
-    async def drop(self, model: str, request_id: str) -> bool:
-        """Forgets a dead request's prompt now and the rest after the retention. Raises: UnknownRequest."""
-        return await self._on_dead("drop", model, request_id)
-
-    async def _on_dead(self, verb: str, model: str, request_id: str) -> bool:
-        reply = await self._call(verb, model, (request_id,))
-        if reply == b"unknown":
-            raise UnknownRequest(request_id)
-        return bool(reply != b"alive")
-
     async def expire(self, model: str, *, limit: int = 100) -> None:
         """The sweep: ends what outlived its deadline, takes requests from lost workers."""
         await self._call("expire", model, (limit,))

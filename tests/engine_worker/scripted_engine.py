@@ -47,7 +47,10 @@ class _Sequence:
 
 @dataclass
 class ScriptedEngine:
-    """Each step takes `step_s` and gives every running request up to `tokens_per_step` tokens."""
+    """Each step takes `step_s` and gives every running request up to `tokens_per_step` tokens.
+
+    The first `max_num_seqs` by priority run; the others are put aside.
+    """
 
     max_num_seqs: int = 8
     tokens_per_step: int = 1
@@ -113,9 +116,8 @@ class ScriptedEngine:
             if self._steps + 1 == self.die_at_step:
                 raise EngineDead("the script says so")
             self._steps += 1
-            outputs = [
-                self._advance(sequence) for sequence in list(self._sequences.values())[: self.max_num_seqs]
-            ]
+            in_order = sorted(self._sequences.values(), key=lambda sequence: sequence.request.priority)
+            outputs = [self._advance(sequence) for sequence in in_order[: self.max_num_seqs]]
             for output in outputs:
                 if output.finish:
                     del self._sequences[output.request_id]

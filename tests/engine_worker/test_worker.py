@@ -135,6 +135,34 @@ async def test_many_requests_through_few_slots_each_get_their_own_answer(
     }
 
 
+async def test_with_all_slots_taken_a_better_tier_is_let_in_and_the_lower_goes_on_after_it(
+    start, gateway, make, model, redis_url
+):
+    """FAULTS 7, from the queue to the batch: nobody waits for a lower class to end by itself."""
+    running = start(ScriptedEngine(max_num_seqs=2, step_s=0.005))
+    low = [
+        make(
+            f"low-{n}", tier_rank=2, prompt_token_ids=[n + 1], sampling=SamplingParams(max_tokens=600, seed=n)
+        )
+        for n in range(4)
+    ]
+    for request in low:
+        await put(gateway, request)
+    await until(tokens_logged(gateway, model, "low-1", 5))
+    for n in range(3):
+        await put(gateway, make(f"high-{n}", tier_rank=0, sampling=SamplingParams(max_tokens=20)))
+        await until(finished(gateway, model, f"high-{n}"))
+    states = [await gateway.request_state(model, request.request_id) for request in low]
+    assert [state.state for state in states] == ["running", "running", "queued", "queued"]
+    assert max(state.tokens for state in states) < 600
+    running.engine.tokens_per_step = 50
+    await until(finished(gateway, model, *(request.request_id for request in low)))
+    for request in low:
+        log = await gateway.read_log(model, request.request_id)
+        assert token_ids(log) == expected_output(request.prompt_token_ids, request.sampling.seed, 600)
+    assert {event.attempts for event in await usage_events(redis_url, model)} == {1}
+
+
 async def test_an_idle_worker_starts_at_once(start, gateway, make, model):
     start()
     await put(gateway, make("warm"))

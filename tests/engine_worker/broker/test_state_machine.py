@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from redis.asyncio import Redis
 
-from engine_worker.broker import Claim, GatewayBroker, Held, Verdict, WorkerBroker
+from engine_worker.broker import Claim, GatewayBroker, Held, OperatorBroker, Verdict, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
 from tests.engine_worker.broker.driving import end_backoffs, lapse_leases, last, tokens, usage_events
 
@@ -86,6 +86,7 @@ class Requests(RuleBasedStateMachine):
         self.gateway = GatewayBroker(self.url, timeout_s=10)
         # The gateway's own sweep would act between the steps.
         self.gateway._sweep = lambda model: None  # type: ignore[method-assign]
+        self.operator = OperatorBroker(self.url, timeout_s=10)
         self.worker = WorkerBroker(self.url, model=self.model, worker_id="w", timeout_s=10)
 
     def teardown(self) -> None:
@@ -96,6 +97,7 @@ class Requests(RuleBasedStateMachine):
     async def _disconnect(self) -> None:
         await self.gateway.aclose()
         await self.worker.aclose()
+        await self.operator.aclose()
         async with Redis.from_url(self.url, protocol=2) as client:
             async for key in client.scan_iter(match=f"weir:[{{]m:{self.model}[}}]:*"):
                 await client.unlink(key)
@@ -211,7 +213,7 @@ class Requests(RuleBasedStateMachine):
     @rule(request_id=requests)
     def requeue(self, request_id: str) -> None:
         expected = self.expected[request_id]
-        done = self.runner.run(self.gateway.requeue(self.model, request_id))
+        done = self.runner.run(self.operator.requeue(self.model, request_id))
         assert done == (expected.state == "dead")
         if done:
             self._join(expected.rank, expected.tenant)
@@ -221,7 +223,7 @@ class Requests(RuleBasedStateMachine):
     @rule(request_id=requests)
     def drop(self, request_id: str) -> None:
         expected = self.expected[request_id]
-        assert self.runner.run(self.gateway.drop(self.model, request_id)) == (expected.state == "dead")
+        assert self.runner.run(self.operator.drop(self.model, request_id)) == (expected.state == "dead")
         if expected.state == "dead":
             expected.state = "finished"
 

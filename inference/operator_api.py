@@ -1,0 +1,54 @@
+"""The operator's live state as JSON: what waits, since when and for whom, and what the workers are doing.
+
+For people who are staff, by their session; a tenant's key opens nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_safe
+
+from engine_worker.broker import BrokerUnavailable, GatewayBroker, OperatorBroker
+from inference.api.endpoint import render_error
+from inference.errors import NotAllowed, Overloaded
+
+_TIMEOUT_S = 2.0
+
+
+@require_safe
+def live_state(request: HttpRequest) -> HttpResponse:
+    if not request.user.is_staff:
+        return render_error(NotAllowed("Only the operator's staff may see this.", code="staff_only"))
+    try:
+        state = async_to_sync(read_live_state)()
+    except BrokerUnavailable:
+        return render_error(Overloaded("The queue can't be reached at the moment."))
+    response = HttpResponse(msgspec.json.encode(state), content_type="application/json")
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+async def read_live_state() -> dict[str, Any]:
+    """`{"models": [ModelQueue, ...], "workers": [WorkerStatus, ...], "dead_letters": [DeadLetter, ...]}`.
+
+    Raises BrokerUnavailable.
+    """
+    # Clients of its own: a page runs on whatever event loop its thread was given.
+    operator = OperatorBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
+    gateway = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
+    try:
+        models, workers = await asyncio.gather(operator.models(), gateway.workers())
+        queues = [await operator.queue(model) for model in models]
+        dead = [
+            letter for queue in queues if queue.dead for letter in await operator.dead_letters(queue.model)
+        ]
+    finally:
+        await operator.aclose()
+        await gateway.aclose()
+    return {"models": queues, "workers": workers, "dead_letters": dead}

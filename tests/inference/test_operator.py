@@ -1,0 +1,125 @@
+"""The operator's live state and the command for dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from engine_worker.broker import GatewayBroker, Held, WorkerBroker
+from engine_worker.protocol import GenerateRequest, SamplingParams
+from tests.engine_worker.broker.driving import card, publish, status, tokens
+from tests.factories import make_key, make_operator, make_tenant, make_user
+
+
+@pytest.fixture
+def dead() -> Iterator[tuple[str, str]]:
+    """A model with one dead and one waiting request, and a worker."""
+    model = f"operated-{uuid.uuid4().hex}"
+
+    async def prepare() -> None:
+        gateway = GatewayBroker(settings.REDIS_URL, timeout_s=5)
+        worker = WorkerBroker(settings.REDIS_URL, model=model, worker_id=f"w-{model}", timeout_s=5)
+        await worker.register(card(model), b"{}")
+        await worker.heartbeat(status(worker), tokenizer_sha256=card(model).tokenizer_sha256)
+        await gateway.enqueue(request(model, "r1"), max_queued=9, max_queued_per_tenant=9, max_attempts=1)
+        (claim,) = await worker.claim(1)
+        await publish(worker, claim, tokens(claim, 0, 7))
+        await worker.release(
+            [Held("r1", claim.epoch)], failed=True, code="engine_failed", message="It broke."
+        )
+        await gateway.enqueue(request(model, "r2"), max_queued=9, max_queued_per_tenant=9)
+        await worker.aclose()
+        await gateway.aclose()
+
+    async def forget() -> None:
+        worker = WorkerBroker(settings.REDIS_URL, model=model, worker_id=f"w-{model}", timeout_s=5)
+        await worker.farewell()
+        async with worker._redis as client:
+            await client.srem("weir:models", model)
+            async for key in client.scan_iter(match=f"weir:[{{]m:{model}[}}]:*"):
+                await client.unlink(key)
+        await worker.aclose()
+
+    asyncio.run(prepare())
+    yield model, "r1"
+    asyncio.run(forget())
+
+
+def request(model: str, request_id: str) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        model=model,
+        tenant_id="t1",
+        tier="standard",
+        tier_rank=1,
+        prompt_token_ids=[1, 2, 3],
+        sampling=SamplingParams(max_tokens=8),
+        created_at_ms=0,
+        deadline_ms=60_000,
+        reply_channel=f"weir:live:{model}",
+    )
+
+
+@pytest.mark.django_db
+def test_staff_see_queues_workers_and_the_dead(dead):
+    model, request_id = dead
+    browser = Client()
+    browser.force_login(make_operator())
+    page = browser.get("/operator/live")
+    assert page.status_code == 200
+    state = page.json()
+    (queue,) = [queue for queue in state["models"] if queue["model"] == model]
+    assert (queue["running"], queue["delayed"], queue["dead"]) == (0, 0, 1)
+    (tier,) = queue["tiers"]
+    assert (tier["rank"], tier["waiting"]) == (1, 1)
+    assert tier["tenants"][0].keys() == {"tenant_id", "waiting", "oldest_ms", "counter"}
+    (worker,) = [worker for worker in state["workers"] if worker["model"] == model]
+    assert worker["kv_blocks_used"] == 4
+    (letter,) = [letter for letter in state["dead_letters"] if letter["model"] == model]
+    assert (letter["request_id"], letter["error_code"]) == (request_id, "engine_failed")
+
+
+@pytest.mark.django_db
+def test_nobody_else_sees_it():
+    browser = Client()
+    bearer = {"Authorization": f"Bearer {make_key(make_tenant()).secret}"}
+    assert browser.get("/operator/live", headers=bearer).status_code == 403
+    browser.force_login(make_user())
+    refused = browser.get("/operator/live")
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "staff_only"
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("dead_letters", *arguments, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def test_the_command_lists_queues_again_and_drops(dead):
+    model, request_id = dead
+    listed = run("list", "--model", model)
+    assert request_id in listed
+    assert "engine_failed: It broke." in listed
+    assert run("requeue", "r2", "nope", "--model", model).splitlines() == [
+        "r2: is not dead",
+        "nope: unknown, or its day is over",
+    ]
+    assert run("requeue", "--all", "--model", model) == f"{request_id}: done\n"
+    assert run("list", "--model", model) == ""
+    assert run("drop", request_id, "--model", model) == f"{request_id}: is not dead\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("requeue", "r1"), ("drop", "--model", "m"), ("drop", "r1", "--all", "--model", "m")]
+)
+def test_the_command_asks_for_what_it_needs(arguments):
+    with pytest.raises(CommandError):
+        run(*arguments)
