@@ -99,6 +99,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """Alternatives to report per output token (0 reports only the chosen one); None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+    grammar: str = ""
+    """What the output must follow, in llguidance's serialisation; empty: anything."""
     n: int = 1
     """Choices to make. The worker runs each as a sequence of its own, with a seed of its own."""
 

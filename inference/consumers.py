@@ -20,7 +20,7 @@ from inference.runtime import get_runtime
 from inference.schemas import chat_socket as frames
 from inference.schemas.reading import read_json_frame
 from inference.services.generation import Generation, Ticket
-from inference.services.prepare import tokenise_chat
+from inference.services.prepare import make_grammar, tokenise_chat
 from inference.services.submit import Submission, new_request_id, submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
 from tenants.principal import Principal, Scope
@@ -132,6 +132,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 requested_tokens=frame.params.max_tokens,
                 max_tokens_param="max_tokens",
                 endpoint="ws.chat",
+                grammar=await make_grammar(runtime.models, frame.params),
                 request_id=new_request_id("wschat"),
             ),
         )

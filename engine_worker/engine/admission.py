@@ -9,6 +9,7 @@ from math import isfinite
 from tokenizers import Tokenizer
 
 from engine_worker.engine.detokenizer import Detokenizer
+from engine_worker.engine.grammar import GrammarError, Grammars, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.sequence import Sequence
@@ -24,6 +25,7 @@ class Admission:
     special_token_ids: frozenset[int]
     eos_token_ids: frozenset[int]
     vocab_size: int
+    grammars: Grammars
     max_model_len: int
     """Prompt plus output."""
     model_revision: str
@@ -47,6 +49,7 @@ class Admission:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             text=OutputText(Detokenizer(self.tokenizer, self.special_token_ids), sampling.stop),
             bad_words=self._bad_words(sampling),
+            matcher=self._matcher(sampling),
             prefix=self._prefix(request),
         )
         # Replayed one by one, as they were made: the text that the earlier attempt let out, and what
@@ -68,6 +71,14 @@ class Admission:
             for before in ("", " ")
         }
         return tuple(ids for ids in written if ids)
+
+    def _matcher(self, sampling: SamplingParams) -> Matcher | None:
+        if not sampling.grammar:
+            return None
+        try:
+            return self.grammars.matcher(sampling.grammar)
+        except GrammarError as error:
+            raise InvalidRequest(f"the grammar is not valid: {error}") from error
 
     def _prefix(self, request: EngineRequest) -> PrefixKeys | None:
         if self.cached_block_size is None:

@@ -10,6 +10,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
+from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampler
@@ -52,6 +53,7 @@ def build(config: EngineConfig) -> Built:
             tokenizer=loaded.tokenizer,
             special_token_ids=loaded.special_token_ids,
             eos_token_ids=loaded.eos_token_ids,
+            grammars=Grammars(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids),
             vocab_size=loaded.vocab_size,
             # A sequence that the whole cache can't hold could never end.
             max_model_len=min(limit, pool.total * config.block_size),

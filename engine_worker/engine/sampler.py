@@ -1,6 +1,6 @@
 """The next token of each row: masks, penalties and truncation, batched; a row that needs none pays nothing.
 
-Order: penalties, logit bias, bad words, end tokens before min_tokens, temperature, top-k, top-p, min-p. Log
+Order: penalties, logit bias, bad words, end tokens before min_tokens, grammar, temperature, top-k, top-p, min-p. Log
 probabilities are those of the model, before all of it.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine_worker.engine import penalties
+from engine_worker.engine import grammar, penalties
 from engine_worker.engine.noise import uniform
 from engine_worker.engine.sequence import Sequence
 from engine_worker.protocol import PositionLogprobs, TokenLogprob
@@ -42,7 +42,7 @@ class Sampler:
         nor a resumption on another worker changes what is drawn.
         """
         logits = logits[:, : self._vocab_size]
-        shaped = penalties.apply(logits, rows)
+        shaped = grammar.apply(penalties.apply(logits, rows), rows)
         token_ids = shaped.argmax(dim=-1)
         # NaN counts as the largest: the chosen value tells such a row, and one where all is forbidden.
         usable = shaped.gather(1, token_ids[:, None])[:, 0].isfinite().tolist()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine_worker.engine.block_pool import BlockTable
+from engine_worker.engine.grammar import GrammarError, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys
 from engine_worker.engine.types import EngineRequest, RequestOutput
@@ -38,6 +39,8 @@ class Sequence:
     """Ids that end this request: the model's end tokens, unless ignored, and the request's own."""
     text: OutputText
     bad_words: tuple[tuple[int, ...], ...] = ()
+    matcher: Matcher | None = None
+    """Follows the output through the request's grammar."""
     prefix: PrefixKeys | None = None
     """Names of its blocks in the prefix cache; None: neither looked up nor kept there."""
     scored: list[PositionLogprobs] | None = None
@@ -93,6 +96,8 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds an output token and notes whether it ends the request."""
         self.token_ids.append(token_id)
+        if self.matcher is not None and not self._follows(self.matcher, token_id):
+            return
         may_stop = self.num_output > self.sampling.min_tokens
         if may_stop and token_id in self.stop_ids:
             own = token_id in self.sampling.stop_token_ids
@@ -101,8 +106,21 @@ class Sequence:
         stop = self.text.push(token_id, may_stop=may_stop)
         if stop is not None:
             self.end(FinishReason.STOP, stop_reason=stop)
+        elif self.matcher is not None and self.matcher.is_complete:
+            self.end(FinishReason.STOP)
         elif self.num_output >= self.max_tokens:
             self.end(FinishReason.LENGTH)
+
+    def _follows(self, matcher: Matcher, token_id: int) -> bool:
+        try:
+            matcher.accept(token_id)
+        except GrammarError as error:
+            self.end(
+                FinishReason.ERROR,
+                error=EngineError("grammar_failed", f"The output could not follow its grammar: {error}"),
+            )
+            return False
+        return True
 
     def end(
         self, reason: str, *, stop_reason: str | int | None = None, error: EngineError | None = None

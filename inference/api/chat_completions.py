@@ -18,7 +18,7 @@ from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.prepare import tokenise_chat
+from inference.services.prepare import make_grammar, tokenise_chat
 from inference.services.refusal import bucket_headers
 from inference.services.submit import Submission, new_request_id, submit
 from tenants.principal import Scope
@@ -29,6 +29,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     body = call.read(ChatCompletionRequest)
     body.check()
     model = await call.runtime.models.get(body.model)
+    grammar = await make_grammar(call.runtime.models, body)
     prompt = await tokenise_chat(call.runtime.models, model, body.messages, body.chat_template_kwargs)
     generation = await submit(
         call.runtime,
@@ -41,6 +42,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             max_tokens_param=body.max_tokens_param,
             endpoint="chat.completions",
             request_id=new_request_id("chatcmpl"),
+            grammar=grammar,
         ),
     )
     shape = _Shape(generation, body, model)

@@ -18,7 +18,7 @@ from inference.schemas.logprobs import TextLogprobs, text_logprobs
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.prepare import tokenise_prompt
+from inference.services.prepare import make_grammar, tokenise_prompt
 from inference.services.refusal import bucket_headers
 from inference.services.submit import Submission, new_request_id, submit
 from tenants.principal import Scope
@@ -31,7 +31,8 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     model = await call.runtime.models.get(body.model)
     completion_id = new_request_id("cmpl")
     prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
-    generations = await _submit_all(call, body, model, completion_id, prompts)
+    grammar = await make_grammar(call.runtime.models, body)
+    generations = await _submit_all(call, body, model, completion_id, prompts, grammar)
     shape = _Shape(completion_id, body, model, prompts, generations)
     headers = bucket_headers(generations[-1].buckets)
     if body.stream:
@@ -46,6 +47,7 @@ async def _submit_all(
     model: ServedModel,
     completion_id: str,
     prompts: list[list[int]],
+    grammar: str,
 ) -> list[Generation]:
     generations: list[Generation] = []
     try:
@@ -57,6 +59,7 @@ async def _submit_all(
                 requested_tokens=body.requested_tokens,
                 max_tokens_param="max_tokens",
                 endpoint="completions",
+                grammar=grammar,
                 request_id=completion_id if len(prompts) == 1 else f"{completion_id}-{index}",
             )
             generations.append(await submit(call.runtime, call.principal, asked))

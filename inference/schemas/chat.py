@@ -10,6 +10,7 @@ from msgspec import Meta
 from engine_worker.protocol import LOGPROBS_MAX
 from inference.errors import InvalidRequest
 from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
+from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
 
 _MAX_TOKENS = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -51,6 +52,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     prompt_cache_retention: str | None = None
     n: Choices | None = None
     logprobs: bool | None = None
+    response_format: ResponseFormat | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     # Known to clients, not honoured yet: see _NEUTRAL.
     tools: list[Any] | None = None
@@ -58,7 +60,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: Any = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Any = None
@@ -83,6 +84,15 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
                     f"messages[{index}] has no 'content': give a string or a list of text parts.",
                     param=f"messages[{index}].content",
                 )
+
+    def forms(self) -> dict[str, tuple[str, Any]]:
+        forms = super().forms()
+        if isinstance(self.response_format, JsonObjectFormat):
+            forms["response_format"] = ("json_object", True)
+        elif isinstance(self.response_format, JsonSchemaFormat):
+            schema = self.response_format.json_schema.definition
+            forms["response_format"] = ("json", {} if schema is None else schema)
+        return forms
 
     def logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -110,7 +120,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),  # says nothing without tools
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from engine_worker.protocol import SamplingParams
 from inference.errors import InvalidRequest
+from inference.schemas.structured import StructuredFields
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -29,7 +30,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Accepted for clients that switch it off: Weir sends none."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(StructuredFields, kw_only=True):
     """None, here and below, means that the client left the field to the server."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
@@ -50,7 +51,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Parts a tenant's cached prompts; it never joins two tenants'."""
 
-    def sampling_params(self, *, max_tokens: int, vocab_size: int, seed: int) -> SamplingParams:
+    def sampling_params(
+        self, *, max_tokens: int, vocab_size: int, seed: int, grammar: str = ""
+    ) -> SamplingParams:
         """For the engine. `max_tokens` is decided already; `seed` is used when the client gave none.
 
         Raises InvalidRequest with the field's name.
@@ -81,6 +84,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             logprobs=self.logprobs_wanted(),
             prompt_logprobs=self.prompt_logprobs_wanted(),
             n=self.num_choices(),
+            grammar=grammar,
         )
 
     def logprobs_wanted(self) -> int | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
+from inference import grammars
 from inference.errors import InvalidRequest
 from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import Message
 from inference.schemas.chat import ChatMessage
+from inference.schemas.structured import StructuredFields
 
 _CHARACTERS_PER_TOKEN_MAX = 64
 """No tokenizer makes longer tokens of ordinary text: what is longer than this per token of context can't fit,
@@ -46,6 +50,29 @@ async def tokenise_prompt(
     _refuse_hopeless(model, len(prompt), "prompt")
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(catalogue.executor, model.renderer.text, prompt)
+
+
+async def make_grammar(catalogue: ModelCatalogue, fields: StructuredFields) -> str:
+    """The grammar that the answer must follow; empty: none. Raises InvalidRequest."""
+    forms = fields.forms()
+    if not forms:
+        return ""
+    if len(forms) > 1:
+        raise InvalidRequest(
+            f"Only one of {' and '.join(forms)} can be followed at once.", param=next(iter(forms))
+        )
+    ((param, (kind, value)),) = forms.items()
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(catalogue.executor, partial(_MAKERS[kind], value, param=param))
+
+
+_MAKERS: Final[dict[str, Callable[..., str]]] = {
+    "json": grammars.json_schema_grammar,
+    "json_object": lambda _, param: grammars.json_schema_grammar({"type": "object"}, param=param),
+    "regex": grammars.regex_grammar,
+    "choice": grammars.choice_grammar,
+    "grammar": grammars.text_grammar,
+}
 
 
 def _refuse_hopeless(model: ServedModel, characters: int, param: str) -> None:

@@ -47,6 +47,8 @@ class Submission:
     max_tokens_param: str
     endpoint: str
     request_id: str
+    grammar: str = ""
+    """What the answer must follow."""
     trace: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +75,10 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     max_tokens = _max_tokens(principal, asked)
     card = asked.model.card
     sampling = asked.fields.sampling_params(
-        max_tokens=max_tokens, vocab_size=card.vocab_size, seed=secrets.randbits(63)
+        max_tokens=max_tokens,
+        vocab_size=card.vocab_size,
+        seed=secrets.randbits(63),
+        grammar=asked.grammar,
     )
     tier = principal.tier
     created_at_ms = int(time.time() * 1000)

@@ -36,7 +36,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"presence_penalty": -3}, "presence_penalty", None),
         ({"n": 0}, "n", None),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format", None),
         ({"logprobs": 3}, "logprobs", None),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"stop": ["a"] * 5}, "stop", None),

@@ -1,0 +1,86 @@
+"""Output that must follow a grammar: which tokens may come next, by llguidance (docs/adr names why).
+
+A grammar is text in llguidance's own serialisation; the gateway makes it of a JSON schema, a regular
+expression or a Lark or GBNF grammar. A matcher follows one sequence's output token by token, so a
+preempted sequence keeps its own and a resumed one gets there by replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine_worker.engine.sequence import Sequence
+
+
+class GrammarError(Exception):
+    """The grammar can't be used, or the output has left it; the message says why."""
+
+
+class Grammars:
+    """Makes matchers for one tokenizer. The first one takes about a second, for a table of its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._table: LLTokenizer | None = None
+
+    def matcher(self, grammar: str) -> Matcher:
+        """Raises GrammarError when the grammar is not valid or too large."""
+        if self._table is None:
+            self._table = LLTokenizer(
+                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+            )
+        return Matcher(LLMatcher(self._table, grammar, log_level=0), self._vocab_size)
+
+
+class Matcher:
+    """Where in its grammar one sequence is."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        self._vocab_size = vocab_size
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def accept(self, token_id: int) -> None:
+        """Raises GrammarError when the token does not follow, or the grammar became too complex."""
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def allowed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """bool[vocab]. After an error all is forbidden, so the sequence can't seem to end well."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._matcher.is_error():
+            return np.zeros(self._vocab_size, dtype=np.bool_)
+        bits = np.unpackbits(self._mask.view(np.uint8), count=self._vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            # What follows the first line is a dump of the parser.
+            raise GrammarError(self._matcher.get_error().partition("\n<state>")[0][:500])
+
+
+def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+    """`logits`: float32[rows, vocab]. Returned as they are where no row has a grammar, else a masked copy."""
+    constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
+    if not constrained:
+        return logits
+    allowed = np.stack([matcher.allowed() for row in rows if (matcher := row.matcher) is not None])
+    index = torch.tensor(constrained, device=logits.device)
+    mask = torch.from_numpy(allowed).to(logits.device)
+    return logits.index_copy(0, index, logits[index].masked_fill(~mask, -torch.inf))
