@@ -13,14 +13,15 @@ import msgspec
 import structlog
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from engine_worker.broker import BrokerUnavailable, UnknownRequest
-from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded
+from engine_worker.broker import BrokerUnavailable
+from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, Overloaded
 from inference.pace import Pace
 from inference.runtime import get_runtime
 from inference.schemas import chat_socket as frames
 from inference.schemas.reading import read_json_frame
-from inference.services.generation import Generation, Ticket
+from inference.services.generation import Generation
 from inference.services.prepare import make_grammar, tokenise_chat
+from inference.services.resume import resume
 from inference.services.submit import Submission, new_request_id, submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
 from tenants.principal import Principal, Scope
@@ -151,29 +152,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         runtime = get_runtime()
         principal = await self._principal(frame.tenant)
         await runtime.models.get(frame.model)
-        try:
-            state = await runtime.broker.request_state(frame.model, frame.request_id)
-            if state.tenant_id != principal.tenant_public_id:
-                raise UnknownRequest(frame.request_id)
-            runtime.detached.resume(frame.request_id)
-            stream = await runtime.streams.open(frame.model, frame.request_id, from_seq=frame.from_seq)
-            await runtime.broker.attach(frame.model, frame.request_id, runtime.streams.channel)
-        except UnknownRequest as error:
-            raise NotFound(
-                "There is no such generation, or it ended too long ago.",
-                code="request_not_found",
-                param="request_id",
-            ) from error
-        generation = Generation(
-            runtime=runtime,
-            ticket=Ticket(
-                request_id=frame.request_id,
-                model=frame.model,
-                tenant_id=principal.tenant_public_id,
-                reservation_id=frame.request_id,
-                lifetime_s=principal.tier.deadline_s,
-            ),
-            stream=stream,
+        generation = await resume(
+            runtime, principal, frame.request_id, model=frame.model, from_seq=frame.from_seq
         )
         self._generations[frame.id] = generation
         await self._send(frames.Started(id=frame.id, request_id=frame.request_id, model=frame.model))

@@ -182,6 +182,17 @@ class GatewayBroker:
             finish=decode(last, Chunk).finish if last else None,
         )
 
+    async def model_of(self, request_id: str) -> str:
+        """The model that a request was for. Raises: UnknownRequest, BrokerUnavailable."""
+        async with bounded(self._timeout_s), self._redis.pipeline(transaction=False) as pipe:
+            models = await self._models_known()
+            for model in models:
+                pipe.exists(keys.model_prefix(model) + "req:" + request_id)
+            for model, is_known in zip(models, await pipe.execute() if models else (), strict=True):
+                if is_known:
+                    return model
+        raise UnknownRequest(request_id)
+
     def live(self, channel: str) -> LiveChannel:
         """This process's tokens, as they are made."""
         return LiveChannel(self._url, channel, timeout_s=self._timeout_s)

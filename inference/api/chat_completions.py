@@ -28,6 +28,7 @@ from tenants.principal import Scope
 async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     body = call.read(ChatCompletionRequest)
     body.check()
+    grace_s = call.resume_grace_s()
     model = await call.runtime.models.get(body.model)
     grammar = await make_grammar(call.runtime.models, body)
     prompt = await tokenise_chat(call.runtime.models, model, body.messages, body.chat_template_kwargs)
@@ -45,15 +46,21 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             grammar=grammar,
         ),
     )
-    shape = _Shape(generation, body, model)
+    shape = ChatShape(generation, body, model)
     headers = bucket_headers(generation.buckets)
     if body.stream:
-        events = events_of([generation], render=shape.events, close=shape.last_events)
+        events = events_of(
+            [generation],
+            render=shape.events,
+            close=shape.last_events,
+            can_resume=body.num_choices() == 1,
+            grace_s=grace_s,
+        )
         return call.stream(events, headers=headers)
     return call.respond(shape.whole(await collect([generation], n=body.num_choices())), headers=headers)
 
 
-class _Shape:
+class ChatShape:
     """A chat generation in OpenAI's words, whole or in chunks."""
 
     def __init__(self, generation: Generation, body: ChatCompletionRequest, model: ServedModel) -> None:

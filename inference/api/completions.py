@@ -28,15 +28,22 @@ from tenants.principal import Scope
 async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     body = call.read(CompletionRequest)
     body.check()
+    grace_s = call.resume_grace_s()
     model = await call.runtime.models.get(body.model)
     completion_id = new_request_id("cmpl")
     prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
     grammar = await make_grammar(call.runtime.models, body)
     generations = await _submit_all(call, body, model, completion_id, prompts, grammar)
-    shape = _Shape(completion_id, body, model, prompts, generations)
+    shape = TextShape(completion_id, body, model, prompts, generations)
     headers = bucket_headers(generations[-1].buckets)
     if body.stream:
-        events = events_of(generations, render=shape.events, close=shape.last_events)
+        events = events_of(
+            generations,
+            render=shape.events,
+            close=shape.last_events,
+            can_resume=body.num_choices() == 1 and len(generations) == 1,
+            grace_s=grace_s,
+        )
         return call.stream(events, headers=headers)
     return call.respond(shape.whole(await collect(generations, n=body.num_choices())), headers=headers)
 
@@ -71,7 +78,7 @@ async def _submit_all(
     return generations
 
 
-class _Shape:
+class TextShape:
     """Text generations in OpenAI's words, whole or in chunks."""
 
     def __init__(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -20,6 +20,7 @@ from engine_worker.broker import BrokerUnavailable
 from inference.errors import (
     ApiError,
     GenerationFailed,
+    InvalidRequest,
     MethodNotAllowed,
     NotAllowed,
     Overloaded,
@@ -36,6 +37,7 @@ from tenants.quotas.errors import QuotaUnavailable
 log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
+RESUME_GRACE_MAX_S: Final = 120
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -62,6 +64,15 @@ class ApiCall:
                 f"The body's charset is '{charset[:40]}': send UTF-8.", code="unsupported_media_type"
             )
         return read_json(self.request.body, kind)
+
+    def resume_grace_s(self) -> float:
+        """How long a dropped stream goes on for a client that may come back: `x-weir-resume-grace`, seconds."""
+        text = self.request.headers.get("x-weir-resume-grace", "0")
+        if not (text.isascii() and text.isdecimal() and int(text[:9]) <= RESUME_GRACE_MAX_S):
+            raise InvalidRequest(
+                f"x-weir-resume-grace must be a whole number of seconds from 0 to {RESUME_GRACE_MAX_S}."
+            )
+        return float(text)
 
     def respond(self, body: Any, *, headers: dict[str, str] | None = None, status: int = 200) -> HttpResponse:
         response = HttpResponse(_ENCODER.encode(body), content_type="application/json", status=status)

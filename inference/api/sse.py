@@ -7,6 +7,7 @@ ignore: they keep a connection alive while a request waits in the queue.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +26,34 @@ DONE: Final = b"data: [DONE]\n\n"
 _ENCODER = msgspec.json.Encoder()
 
 
-def event(data: Any) -> bytes:
+def event(data: Any, event_id: str = "") -> bytes:
     """One event. JSON has no raw line breaks, so the payload is one line."""
-    return b"data: " + _ENCODER.encode(data) + b"\n\n"
+    named = f"id: {event_id}\n".encode() if event_id else b""
+    return named + b"data: " + _ENCODER.encode(data) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a client has read, as the ids of its events say: `12` after the token before number 12, `12.`
+    after all that the last chunk said, which may be text without a token."""
+
+    next_seq: int = 0
+    is_after_end: bool = False
+
+    @classmethod
+    def after(cls, chunk: Chunk) -> Position:
+        return cls(chunk.seq + len(chunk.token_ids), chunk.finish is not None)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Raises ValueError."""
+        number = text.removesuffix(".")
+        if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+            raise ValueError(f"no event id of ours: {text[:40]!r}")
+        return cls(int(number), text.endswith("."))
+
+    def __str__(self) -> str:
+        return f"{self.next_seq}{'.' if self.is_after_end else ''}"
 
 
 async def events_of(
@@ -35,13 +61,17 @@ async def events_of(
     *,
     render: Callable[[int, Chunk], Sequence[Any]],
     close: Callable[[], Sequence[Any]],
+    can_resume: bool = False,
+    grace_s: float = 0.0,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer.
 
     `render` makes the events of one chunk of the n-th generation, `close` those after the last one. An
     end that is not a good one becomes an error event, after which nothing follows: never a false `stop`.
-    A client that leaves cancels what still runs.
+    With `can_resume` (one generation, one choice) each event has the id to resume after. A client that
+    leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
     """
+    has_left = True
     yield QUEUED  # sends the headers, and tells proxies that something lives
     try:
         async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S):
@@ -50,17 +80,23 @@ async def events_of(
                 continue
             index, chunk = item
             for data in render(index, chunk):
-                yield event(data)
+                yield event(data, str(Position.after(chunk)) if can_resume else "")
             if chunk.finish is not None and (failure := generations[index].failure()) is not None:
                 raise failure
         for data in close():
             yield event(data)
         yield DONE
+        has_left = False
     except ApiError as error:
+        has_left = False
         yield event({"error": error.body()})
     except Exception:
+        has_left = False
         log.exception("stream_failed")
         yield event({"error": GenerationFailed("The server had an error.", code="internal_error").body()})
     finally:
         for generation in generations:
-            generation.leave()
+            if has_left and grace_s:
+                generation.detach(grace_s)
+            else:
+                generation.leave()

@@ -9,6 +9,7 @@ from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.endpoint import render_error
 from inference.api.models import list_models, retrieve_model
+from inference.api.requests import resume_stream, retrieve_request
 from inference.errors import NotFound
 
 
@@ -23,6 +24,8 @@ no_such_route.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own w
 urlpatterns = [
     path("chat/completions", chat_completions, name="chat-completions"),
     path("completions", completions, name="completions"),
+    path("requests/<str:request_id>", retrieve_request, name="request"),
+    path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),
     path("models/<path:model_id>", retrieve_model, name="model"),
     re_path(r"", no_such_route),

@@ -38,6 +38,7 @@ class Ticket:
     tenant_id: str
     """The tenant's public id."""
     reservation_id: str
+    """Empty: nothing to settle here."""
     lifetime_s: float
     """From now to its deadline."""
     price: Price | None = None
@@ -174,6 +175,8 @@ class Generation:
                 cached_tokens=min(finish.cached_tokens, prompt_tokens),
                 completion_tokens=finish.completion_tokens,
             )
+        if not self.ticket.reservation_id:
+            return  # taken up from another gateway: the ledger settles it
         try:
             await self._runtime.quotas.settle(
                 tenant_public_id=self.ticket.tenant_id,

@@ -1,0 +1,106 @@
+"""`GET /v1/requests/{id}`: where a request stands; `.../stream`: its answer from where a connection broke off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse, StreamingHttpResponse
+
+from engine_worker.protocol import Chunk
+from inference.api.chat_completions import ChatShape
+from inference.api.completions import TextShape
+from inference.api.endpoint import ApiCall, endpoint
+from inference.api.sse import Position, events_of
+from inference.errors import InvalidRequest
+from inference.models_served import ServedModel
+from inference.schemas.chat import ChatCompletionRequest
+from inference.schemas.completions import CompletionRequest
+from inference.schemas.sampling import StreamOptions
+from inference.services.generation import Generation
+from inference.services.resume import find_request, resume
+from tenants.principal import Scope
+
+
+class RequestStatus(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    status: str
+    """`queued`, `running`, `finished`, or `dead`: given up after its last attempt, with an error."""
+    position: int | None
+    """About how many requests go first; null unless queued."""
+    attempts: int
+    completion_tokens: int
+    finish_reason: str | None
+    object: str = "request"
+
+
+@endpoint("GET", scope=Scope.INFERENCE)
+async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
+    model, state = await find_request(call.runtime, call.principal, request_id)
+    return call.respond(
+        RequestStatus(
+            id=request_id,
+            model=model,
+            status=state.state,
+            position=state.position,
+            attempts=state.attempts,
+            completion_tokens=state.tokens,
+            finish_reason=state.finish.reason if state.finish else None,
+        )
+    )
+
+
+@endpoint("GET", scope=Scope.INFERENCE)
+async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse:
+    read_to = _position(call)
+    model_name, _ = await find_request(call.runtime, call.principal, request_id)
+    model = await call.runtime.models.get(model_name)
+    generation = await resume(
+        call.runtime, call.principal, request_id, model=model_name, from_seq=read_to.next_seq
+    )
+    shape = _shape(call, generation, model)
+
+    def render(index: int, chunk: Chunk) -> Sequence[Any]:
+        if read_to.is_after_end and chunk.finish is not None:
+            chunk = msgspec.structs.replace(chunk, text="", logprobs=None)  # the client has its text
+        return shape.events(index, chunk)
+
+    return call.stream(
+        events_of(
+            [generation],
+            render=render,
+            close=shape.last_events,
+            can_resume=True,
+            grace_s=call.resume_grace_s(),
+        )
+    )
+
+
+def _position(call: ApiCall) -> Position:
+    text = call.request.headers.get("Last-Event-ID", "") or call.request.GET.get("last_event_id", "")
+    try:
+        return Position.parse(text) if text else Position()
+    except ValueError as error:
+        raise InvalidRequest("Last-Event-ID is the id of the last event that you read.") from error
+
+
+def _shape(call: ApiCall, generation: Generation, model: ServedModel) -> ChatShape | TextShape:
+    """In the words of the route that the request came by, as its id says."""
+    wants = StreamOptions(include_usage=call.request.GET.get("include_usage") == "true")
+    has_logprobs = call.request.GET.get("logprobs") == "true"
+    request_id = generation.ticket.request_id
+    if request_id.startswith("cmpl-"):
+        text = CompletionRequest(
+            model=model.card.model,
+            prompt=[0],
+            stream=True,
+            stream_options=wants,
+            logprobs=0 if has_logprobs else None,
+        )
+        return TextShape(request_id, text, model, [[0]], [generation])
+    chat = ChatCompletionRequest(
+        model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=has_logprobs
+    )
+    return ChatShape(generation, chat, model)

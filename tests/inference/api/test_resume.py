@@ -1,0 +1,148 @@
+"""A stream that broke off is read on where it broke off, on any gateway, until its log is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from inference.api.sse import Position
+from tests.factories import make_key, make_tenant
+
+BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 7, "stream": True}
+
+
+def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    """(id, data) of each event; data of the last is `[DONE]`."""
+    event_id = ""
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line.startswith("data: "):
+            text = line[6:]
+            yield event_id, text if text == "[DONE]" else json.loads(text)
+
+
+def text_of(parts: list[tuple[str, Any]]) -> str:
+    choices = [choice for _, data in parts if data != "[DONE]" for choice in data["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices
+    )
+
+
+def read(
+    http: httpx.Client, path: str, body: dict[str, Any], count: int | None = None, **headers: str
+) -> list[Any]:
+    """The first `count` events with an id, or all."""
+    parts = []
+    with http.stream("POST", path, json=body, headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        for part in events(response):
+            parts.append(part)
+            if count is not None and len(parts) >= count:
+                break
+    return parts
+
+
+def resumed(http: httpx.Client, request_id: str, last_id: str, query: str = "") -> list[Any]:
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    with http.stream("GET", f"requests/{request_id}/stream{query}", headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        return list(events(response))
+
+
+@pytest.fixture(params=["chat/completions", "completions"])
+def route(request: pytest.FixtureRequest, model: str) -> tuple[str, dict[str, Any]]:
+    body: dict[str, Any] = {**BODY, "model": model}
+    if request.param == "completions":
+        del body["messages"]
+        body["prompt"] = "hello"
+    return request.param, body
+
+
+@pytest.mark.parametrize("count", [2, 17])
+def test_after_a_dropped_connection_the_rest_comes_and_nothing_twice(http, route, count):
+    path, body = route
+    whole = text_of(read(http, path, body))
+    assert len(whole) == 60
+    first = read(http, path, body, count, **{"x-weir-resume-grace": "20"})
+    request_id, last_id = first[-1][1]["id"], first[-1][0]
+    rest = resumed(http, request_id, last_id)
+    assert text_of(first) + text_of(rest) == whole
+    assert rest[-1][1] == "[DONE]"
+    # And again, now that it has ended: from the start, from the middle, from the end.
+    assert text_of(resumed(http, request_id, "")) == whole
+    assert text_of(first) + text_of(resumed(http, request_id, last_id)) == whole
+    assert text_of(resumed(http, request_id, rest[-2][0])) == ""
+    status = http.get(f"requests/{request_id}").json()
+    assert (status["status"], status["finish_reason"]) == ("finished", "length")
+    assert (status["completion_tokens"], status["attempts"], status["position"]) == (60, 1, None)
+
+
+def test_after_a_killed_gateway_the_rest_comes_from_another(site, http, route):
+    path, body = route
+    whole = text_of(read(http, path, body))
+    first: list[Any] = []
+    with http.stream("POST", path, json=body) as response, contextlib.suppress(httpx.TransportError):
+        for part in events(response):
+            first.append(part)
+            if len(first) == 12:
+                site.kill_gateway()
+    assert first[-1][1] != "[DONE]"
+    site.start_gateway()
+    rest = resumed(http, first[-1][1]["id"], first[-1][0], "?include_usage=true")
+    assert text_of(first) + text_of(rest) == whole
+    assert rest[-2][1]["usage"]["completion_tokens"] == 60
+
+
+def test_without_a_word_of_coming_back_a_dropped_stream_is_cancelled(http, route):
+    path, body = route
+    first = read(http, path, body, 3)
+    request_id = first[-1][1]["id"]
+    deadline = time.monotonic() + 20
+    while http.get(f"requests/{request_id}").json()["status"] != "finished":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert http.get(f"requests/{request_id}").json()["finish_reason"] == "cancelled"
+
+
+def test_nobody_comes_back_in_time(http, route):
+    path, body = route
+    request_id = read(http, path, {**body, "max_tokens": 4000}, 3, **{"x-weir-resume-grace": "1"})[-1][1][
+        "id"
+    ]
+    time.sleep(0.5)
+    assert http.get(f"requests/{request_id}").json()["status"] == "running"
+    deadline = time.monotonic() + 20
+    while http.get(f"requests/{request_id}").json()["status"] != "finished":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_another_tenants_request_is_as_unknown_as_none(site, http, route):
+    path, body = route
+    request_id = read(http, path, body)[0][1]["id"]
+    other = {"Authorization": f"Bearer {make_key(make_tenant()).secret}"}
+    for named, headers in ((request_id, other), ("chatcmpl-none", {})):
+        for suffix in ("", "/stream"):
+            answer = http.get(f"requests/{named}{suffix}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Last-Event-ID": "x"}, {"Last-Event-ID": "-1"}, {"x-weir-resume-grace": "soon"}]
+)
+def test_what_makes_no_sense_is_refused(http, route, headers):
+    path, body = route
+    request_id = read(http, path, {**body, "max_tokens": 1})[0][1]["id"]
+    assert http.get(f"requests/{request_id}/stream", headers=headers).status_code == 400
+
+
+def test_positions_are_written_as_they_are_read():
+    for position in (Position(), Position(12), Position(12, True)):
+        assert Position.parse(str(position)) == position
