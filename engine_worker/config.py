@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 Precision = Literal["fp32", "fp16", "int8"]
+Kernels = Literal["auto", "torch", "compiled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class EngineConfig:
     """A Hugging Face model directory: config.json, safetensors, tokenizer.json."""
     precision: Precision = "fp32"
     """Of the weights of linear layers on the CPU. `fp32` is token-exact against `transformers`."""
+    kernels: Kernels = "auto"
+    """On the CPU: `compiled`, ours (`engine_worker/compiled`), or `torch`; `auto` takes ours where they can run."""
     device: str = "cpu"
     threads: int | None = None
     """Threads inside an operation; None: one per physical core that this process may use."""
@@ -56,6 +59,8 @@ class EngineConfig:
             raise ValueError("num_kv_blocks must be at least 2: one is scratch, one holds tokens")
         if self.precision not in ("fp32", "fp16", "int8"):
             raise ValueError(f"precision must be fp32, fp16 or int8, it is {self.precision!r}")
+        if self.kernels not in ("auto", "torch", "compiled"):
+            raise ValueError(f"kernels must be auto, torch or compiled, it is {self.kernels!r}")
 
     def itl_targets_s(self) -> dict[int, float]:
         """Seconds by tier rank."""

@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", nargs="*", choices=[*_PEERS, "none"], help="default: all that are installed"
     )
+    parser.add_argument("--torch-kernels", action="store_true", help="ours in fp32 on torch's kernels too")
     parser.add_argument(
         "--install-peers", action="store_true", help="make the others' environments, and stop"
     )
@@ -152,11 +153,13 @@ def main() -> None:
         + (f"; not installed: {', '.join(missing)}" if missing else "")
     )
 
-    def contestant(module: str, precision: str, python: Path) -> Contestant:
+    def contestant(module: str, precision: str, python: Path, kernels: str = "auto") -> Contestant:
         cache = _ROOT / "var" / "peers" / model_dir.name
-        return Contestant(module, Options(str(model_dir), threads, precision, str(cache)), python)
+        return Contestant(module, Options(str(model_dir), threads, precision, kernels, str(cache)), python)
 
     contestants = {f"ours-{p}": contestant("ours", p, Path(sys.executable)) for p in args.precisions}
+    if args.torch_kernels:
+        contestants["ours-fp32-torch"] = contestant("ours", "fp32", Path(sys.executable), "torch")
     for name in wanted:
         if name not in missing:
             peer = _PEERS[name]

@@ -30,6 +30,8 @@ class Options:
     model_dir: str
     threads: int
     precision: str
+    kernels: str
+    """Of ours: `auto` or `torch`."""
     cache_dir: str
     """Where an engine that needs the weights in another format keeps them."""
 

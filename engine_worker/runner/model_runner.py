@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.interface import PLAN, AttentionBackend, KVShape, Segment
+from engine_worker.attention.interface import KVShape, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.engine.scheduler import Scheduled
 from engine_worker.engine.types import UnsupportedModel
-from engine_worker.runner.linears import pack_linears
+from engine_worker.runner.decoder import make_decoder
 from engine_worker.runner.model_loader import LoadedModel
 
 
@@ -22,11 +21,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         if config.device != "cpu":
             raise UnsupportedModel(f"device {config.device!r} is not served yet; use cpu")
-        self._model = loaded.model
         self.num_blocks = _num_blocks(config, loaded)
-        shape = _kv_shape(config, loaded, self.num_blocks)
-        pack_linears(self._model, config.precision)
-        self._attention: AttentionBackend = CpuAttention(shape, torch.float32)
+        self._decoder = make_decoder(config, loaded, _kv_shape(config, loaded, self.num_blocks))
 
     @torch.inference_mode()
     def execute(self, step: Sequence[Scheduled]) -> Tensor:
@@ -51,19 +47,10 @@ class ModelRunner:
         for item in step:
             last = last_rows[item.sequence.uid]
             sampled += range(last + 1 - item.num_logits, last + 1)
-        output = self._model(
-            input_ids=torch.tensor([token_ids]),
-            position_ids=torch.tensor([positions]),
-            use_cache=False,
-            # An index, not a count: only these rows go through lm_head, the largest product of all.
-            logits_to_keep=torch.tensor(sampled, dtype=torch.int64),
-            **{PLAN: self._attention.plan(segments)},
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return self._decoder.forward(token_ids, positions, segments, sampled)
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        self._attention.scrub(blocks)
+        self._decoder.scrub(blocks)
 
 
 def _kv_shape(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> KVShape:

@@ -11,7 +11,7 @@ from typing import cast
 from benchmarks.engine.contestant import Engine, Options
 from benchmarks.engine.measure import Run
 from benchmarks.engine.workload import Chat
-from engine_worker.config import EngineConfig, Precision
+from engine_worker.config import EngineConfig, Kernels, Precision
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.protocol import SamplingParams
 
@@ -21,6 +21,7 @@ def start(options: Options) -> Engine:
         EngineConfig(
             model_dir=Path(options.model_dir),
             precision=cast(Precision, options.precision),
+            kernels=cast(Kernels, options.kernels),
             threads=options.threads,
             prefix_cache=False,  # rounds repeat the same prompts, which peers compute each time
         )

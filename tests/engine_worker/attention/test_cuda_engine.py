@@ -36,14 +36,15 @@ def test_engine_gives_the_same_tokens_on_both_backends(tmp_path, family, changes
         max_num_seqs=4,
         max_num_batched_tokens=9,
         threads=1,
+        kernels="torch",
     )
     want = run_tokens(build(config), *requests)
     built = build(config)
-    runner = built.core._runner
-    shape = runner._attention.shape
-    runner._attention = cuda.PagedAttention(shape, torch.float32, torch.device("cpu"), num_heads=4)
+    decoder = built.core._runner._decoder
+    shape = decoder._attention.shape
+    decoder._attention = cuda.PagedAttention(shape, torch.float32, torch.device("cpu"), num_heads=4)
     driver = Driver(built)
     results = driver.run(requests)
     assert [results[item.request_id].token_ids for item in requests] == want
     assert driver.core.stats().preemptions > 0
-    assert runner._attention.keys[:, 1:].any(), "the other backend was asked"
+    assert decoder._attention.keys[:, 1:].any(), "the other backend was asked"

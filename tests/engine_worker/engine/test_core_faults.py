@@ -272,17 +272,17 @@ def test_an_engine_that_can_compute_nothing_dies(build_tiny):
 def test_blocks_that_held_nan_are_clean_for_the_next(build_tiny):
     built = build_tiny(prefix_cache=False)
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
-    attention = built.core._runner._attention
-    attention.keys[:, 1:9] = torch.nan
-    attention.values[:, 1:9] = torch.nan
-    attention.scrub(range(1, 9))
+    decoder = built.core._runner._decoder
+    decoder.keys[:, 1:9] = torch.nan
+    decoder.values[:, 1:9] = torch.nan
+    decoder.scrub(range(1, 9))
     assert run_tokens(built, request("b", PROMPT, 10))[0] == expected
 
 
 def test_fault_34_nan_in_the_scratch_block_reaches_nobody(build_tiny):
     built = build_tiny()
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
-    attention = built.core._runner._attention
-    attention.keys[:, 0] = torch.nan
-    attention.values[:, 0] = torch.nan
+    decoder = built.core._runner._decoder
+    decoder.keys[:, 0] = torch.nan
+    decoder.values[:, 0] = torch.nan
     assert run_tokens(built, *(request(str(i), PROMPT, 10) for i in range(3))) == [expected] * 3

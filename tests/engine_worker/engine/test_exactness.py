@@ -23,6 +23,15 @@ _RANDOM = random.Random(5)
 PROMPTS = [[_RANDOM.randrange(256) for _ in range(n)] for n in (1, 2, 3, 4, 5, 7, 8, 9, 16, 23, 40, 61)]
 
 
+@pytest.fixture(
+    params=[("torch", 1), ("compiled", 1), ("compiled", 2)], ids=["torch", "compiled", "compiled-2"]
+)
+def build_tiny(request, tiny_config):
+    """With each kind of kernels; two threads share the work of every stage."""
+    kernels, threads = request.param
+    return lambda **changes: build(replace(tiny_config, kernels=kernels, threads=threads, **changes))
+
+
 @pytest.fixture(scope="module")
 def expected(tiny_reference):
     return [greedy(tiny_reference, prompt, 20) for prompt in PROMPTS]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine_worker.compiled.decoder import FAMILIES as COMPILED
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.runner.families import SUPPORTED
@@ -48,11 +49,16 @@ def test_every_served_family_is_here():
     assert {family for family, _ in CASES.values()} == set(SUPPORTED)
 
 
-@pytest.fixture(scope="module", params=CASES)
+KINDS = [(name, "torch") for name in CASES]
+KINDS += [(name, "compiled") for name, (family, _) in CASES.items() if family in COMPILED]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def case(request, tmp_path_factory):
     """A configuration and what `transformers` generates for each prompt alone."""
-    family, changes = CASES[request.param]
-    model_dir = make_tiny_model(tmp_path_factory.mktemp(request.param), family, **changes)
+    name, kernels = request.param
+    family, changes = CASES[name]
+    model_dir = make_tiny_model(tmp_path_factory.mktemp(name), family, **changes)
     model = reference(model_dir)
     expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
     config = EngineConfig(
@@ -61,7 +67,8 @@ def case(request, tmp_path_factory):
         num_kv_blocks=129,
         max_num_seqs=8,
         max_num_batched_tokens=64,
-        threads=1,
+        kernels=kernels,
+        threads=2,
     )
     return config, expected
 

@@ -171,8 +171,8 @@ def test_blocks_of_a_failed_request_are_never_found(build_tiny):
         if broken[0]:
             for item in step:
                 blocks = item.sequence.table.blocks[-1:]
-                runner._attention.keys[:, blocks] = torch.nan
-                runner._attention.values[:, blocks] = torch.nan
+                runner._decoder.keys[:, blocks] = torch.nan
+                runner._decoder.values[:, blocks] = torch.nan
             logits[:] = torch.nan
         return logits
 

@@ -1,0 +1,257 @@
+"""The compiled forward pass as the runner sees it: packs a model's weights, keeps the KV cache, runs steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.compiled import attention, product, team
+from engine_worker.compiled.forward import LAYER, STAGES_PER_LAYER, STEP, run_step
+from engine_worker.compiled.tile import MAX_ROWS, WIDTH
+from engine_worker.runner.model_loader import LoadedModel
+
+log = structlog.get_logger(__name__)
+
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def unsupported(loaded: LoadedModel, precision: str) -> str | None:
+    """Why this model can't run here; None if it can."""
+    config = loaded.model.config
+    if not team.AVAILABLE or WIDTH == 0:
+        return "no OpenMP runtime of GCC's, or no vector unit that is known"
+    if precision not in ("fp32", "fp16"):
+        return f"precision {precision!r}"
+    if config.model_type not in FAMILIES:
+        return f"family {config.model_type!r}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"activation {config.hidden_act!r}"
+    if getattr(config, "mlp_bias", False):
+        return "biases in the MLP"
+    return None
+
+
+class CompiledDecoder:
+    """Belongs to one thread. Takes the weights out of `loaded.model` as it packs them.
+
+    `keys`, `values`: [layers, blocks, ...], see `attention`.
+    """
+
+    def __init__(self, loaded: LoadedModel, shape: KVShape, half: bool, threads: int) -> None:
+        model, config = loaded.model, loaded.model.config
+        began = time.perf_counter()
+        self._threads = threads
+        self._rotary = model.model.rotary_emb
+        self._vocab = model.lm_head.out_features
+        self._shape = shape
+        self._group = config.num_attention_heads // shape.num_kv_heads
+        self._kept: list[Tensor] = []
+        columns, width = attention.padded(shape.block_size), attention.padded(shape.head_dim)
+        lanes = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
+        # Zeros, which the system maps only once they are written.
+        self.keys = torch.zeros(*lanes, shape.head_dim, columns)
+        self.values = torch.zeros(*lanes, shape.block_size, width)
+
+        self._size: int = config.hidden_size
+        self._lead = _padded(self._size)
+        self._inner = _padded(config.intermediate_size)
+        self._embedding = model.model.embed_tokens.weight.detach()
+        lm_head = self._keep(product.pack(model.lm_head.weight.detach(), half))
+        self._layers = np.zeros(shape.num_layers, LAYER)
+        for number, layer in enumerate(model.model.layers):
+            self._layers[number] = self._packed(layer, number, half)
+            for parameter in layer.parameters():
+                parameter.data = torch.empty(0)
+        model.lm_head.weight = None
+
+        self._step = np.zeros(1, STEP)
+        self._set(
+            scale=model.model.layers[0].self_attn.scaling,
+            epsilon=config.rms_norm_eps,
+            layers=self._layers.ctypes.data,
+            num_layers=shape.num_layers,
+            size=self._size,
+            lead=self._lead,
+            heads=config.num_attention_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            inner=self._inner,
+            half=int(half),
+            final_norm=self._keep(model.model.norm.weight.detach().clone()),
+            lm_head=lm_head,
+            vocab_panels=-(-self._vocab // WIDTH),
+            block_size=shape.block_size,
+        )
+        depth = max(self._lead, self._inner, config.num_attention_heads * shape.head_dim)
+        scratch = max(
+            product.scratch_floats(self._size),
+            product.scratch_floats(self._inner),
+            product.scratch_floats(config.num_attention_heads * shape.head_dim),
+            attention.scratch_floats(shape.head_dim, shape.block_size),
+        )
+        self._scratch = torch.zeros(threads, scratch + WIDTH)
+        self._set(scratch=self._scratch.data_ptr(), scratch_bytes=self._scratch.stride(0) * 4)
+        self._widths = {
+            "hidden": self._lead,
+            "normed": self._size,
+            "qkv": _padded((config.num_attention_heads + 2 * shape.num_kv_heads) * shape.head_dim),
+            "attended": config.num_attention_heads * shape.head_dim,
+            "gated": self._inner,
+        }
+        assert depth <= max(self._widths.values())
+        self._buffers: dict[str, Tensor] = {}
+        self._logits = torch.zeros(0)
+        self._counters = np.zeros(shape.num_layers * STAGES_PER_LAYER + 1, np.int64)
+        log.info("compiled.packed", seconds=round(time.perf_counter() - began, 1))
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        sampled: Sequence[int],
+    ) -> Tensor:
+        """Logits, float32[len(sampled), vocabulary], of the rows `sampled`; valid until the next call."""
+        tokens, samples = len(token_ids), len(sampled)
+        tiles, rows = product.tiling(tokens)
+        sample_tiles, sample_rows = product.tiling(samples) if samples else (0, 0)
+        self._reserve(tokens + tiles + MAX_ROWS, sample_tiles * sample_rows)
+        hidden = self._buffers["hidden"]
+        hidden[:tokens, : self._size] = self._embedding[torch.tensor(token_ids)]
+        cos, sin = self._rotary(hidden[None, :1], torch.tensor([positions]))
+        cos, sin = cos[0].contiguous(), sin[0].contiguous()
+        plan = _Plan(segments, self._shape, self._group)
+        wanted = np.asarray(sampled, np.int64)
+        self._counters[:] = 0
+        self._set(
+            tokens=tokens,
+            tiles=tiles,
+            rows=rows,
+            samples=samples,
+            sample_tiles=sample_tiles,
+            sample_rows=sample_rows,
+            rotary=cos.shape[1],
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            blocks=plan.blocks.ctypes.data,
+            offsets=plan.offsets.ctypes.data,
+            segments=plan.segments.ctypes.data,
+            num_segments=len(plan.segments),
+            tables=plan.tables.ctypes.data,
+            task_list=plan.tasks.ctypes.data,
+            tasks=len(plan.tasks),
+            sampled=wanted.ctypes.data,
+            counters=self._counters.ctypes.data,
+            logits=self._logits.data_ptr(),
+        )
+        team.run(run_step.address, self._step.ctypes.data, self._threads)
+        width = self._step["vocab_panels"][0] * WIDTH
+        return self._logits[: samples * width].view(samples, width)[:, : self._vocab]
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        self.keys[:, list(blocks)] = 0
+        self.values[:, list(blocks)] = 0
+
+    def _packed(self, layer: Any, number: int, half: bool) -> Any:
+        attn, mlp = layer.self_attn, layer.mlp
+        qkv = [attn.q_proj, attn.k_proj, attn.v_proj]
+        weight = torch.cat([part.weight.detach() for part in qkv])
+        gate, up = (product.pack(part.weight.detach(), half) for part in (mlp.gate_proj, mlp.up_proj))
+        packed = {
+            "input_norm": self._keep(layer.input_layernorm.weight.detach().clone()),
+            "qkv": self._keep(product.pack(weight, half)),
+            "out": self._keep(product.pack(attn.o_proj.weight.detach(), half)),
+            "post_norm": self._keep(layer.post_attention_layernorm.weight.detach().clone()),
+            "gate_up": self._keep(torch.stack((gate, up), dim=1)),
+            "down": self._keep(product.pack(mlp.down_proj.weight.detach(), half, depth=self._inner)),
+            "keys": self.keys[number].data_ptr(),
+            "values": self.values[number].data_ptr(),
+            "window": _window(attn) or 0,
+        }
+        if qkv[0].bias is not None:
+            bias = torch.zeros(_padded(len(weight)))
+            bias[: len(weight)] = torch.cat([part.bias.detach() for part in qkv])
+            packed["qkv_bias"] = self._keep(bias)
+        if attn.o_proj.bias is not None:
+            packed["out_bias"] = self._keep(attn.o_proj.bias.detach().clone())
+        for name in ("query_norm", "key_norm"):
+            norm = getattr(attn, f"{name[0]}_norm", None)
+            if norm is not None:
+                packed[name] = self._keep(norm.weight.detach().clone())
+        row = np.zeros(1, LAYER)
+        for name, value in packed.items():
+            row[name] = value
+        return row[0]
+
+    def _keep(self, tensor: Tensor) -> int:
+        """The address of a tensor that lives as long as this decoder."""
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _set(self, **fields: float) -> None:
+        for name, value in fields.items():
+            self._step[name] = value
+
+    def _reserve(self, rows: int, sampled_rows: int) -> None:
+        """Buffers for at least as many rows."""
+        if not self._buffers or len(self._buffers["hidden"]) < rows:
+            self._buffers = {name: torch.zeros(rows, width) for name, width in self._widths.items()}
+            self._set(**{name: buffer.data_ptr() for name, buffer in self._buffers.items()})
+        needed = sampled_rows * int(self._step["vocab_panels"][0]) * WIDTH
+        if len(self._logits) < needed:
+            self._logits = torch.zeros(needed)
+
+
+def _padded(width: int) -> int:
+    return -(-width // WIDTH) * WIDTH
+
+
+def _window(attn: Any) -> int | None:
+    """Tokens that a layer sees. Mistral's layers read the configuration, Qwen's hold their own."""
+    if attn.config.model_type == "mistral":
+        return getattr(attn.config, "sliding_window", None)
+    return getattr(attn, "sliding_window", None)
+
+
+class _Plan:
+    """What of a step all layers share, as the kernels read it: int64 arrays.
+
+    `blocks`, `offsets`: [tokens], where each token's key goes. `segments`: [segments, 4] and `tasks`:
+    [tasks, 4] as `attention.attend` and `forward` read them; `tables`: block tables end to end.
+    """
+
+    def __init__(self, segments: Sequence[Segment], shape: KVShape, group: int) -> None:
+        block_size, kv_heads = shape.block_size, shape.num_kv_heads
+        tables: list[NDArray[np.int64]] = []
+        blocks, offsets, rows, tasks = [], [], [], []
+        at = 0
+        for number, segment in enumerate(segments):
+            table = np.asarray(segment.blocks, np.int64)[: -(-segment.context_len // block_size)]
+            positions = np.arange(segment.context_len - segment.num_tokens, segment.context_len)
+            blocks.append(table[positions // block_size])
+            offsets.append(positions % block_size)
+            rows.append((segment.start, segment.num_tokens, segment.context_len, at))
+            tables.append(table)
+            at += len(table)
+            queries = segment.num_tokens * group
+            first = np.arange(0, queries, MAX_ROWS)
+            task = np.empty((kv_heads, len(first), 4), np.int64)
+            task[..., 0] = number
+            task[..., 1] = np.arange(kv_heads)[:, None]
+            task[..., 2] = first
+            task[..., 3] = np.minimum(MAX_ROWS, queries - first)
+            tasks.append(task.reshape(-1, 4))
+        self.blocks = np.concatenate(blocks)
+        self.offsets = np.concatenate(offsets)
+        self.segments = np.array(rows, np.int64)
+        self.tables = np.concatenate(tables)
+        self.tasks = np.concatenate(tasks)

@@ -1,0 +1,92 @@
+"""The model's forward pass over one packed step, by torch's kernels or by ours."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.interface import PLAN, KVShape, Segment
+from engine_worker.config import EngineConfig
+from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner.linears import pack_linears
+from engine_worker.runner.model_loader import LoadedModel
+
+log = structlog.get_logger(__name__)
+
+
+class Decoder(Protocol):
+    """Holds the weights and the KV cache. Belongs to one thread."""
+
+    keys: Tensor
+    values: Tensor
+    """[layers, blocks, ...]: what a block holds, in a layout of the decoder's own."""
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        sampled: Sequence[int],
+    ) -> Tensor:
+        """Computes a packed row of tokens; segments of one token come first.
+
+        Returns logits, float32[len(sampled), vocabulary], of the rows `sampled`; valid until the next call.
+        """
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Overwrites blocks that may hold NaN, which a mask of -inf does not stop."""
+
+
+class TorchDecoder:
+    """`transformers`' modules, unmodified but for packed linear layers, on torch's kernels."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> None:
+        self._model = loaded.model
+        pack_linears(self._model, config.precision)
+        self._attention = CpuAttention(shape, torch.float32)
+        self.keys, self.values = self._attention.keys, self._attention.values
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        sampled: Sequence[int],
+    ) -> Tensor:
+        output = self._model(
+            input_ids=torch.tensor([token_ids]),
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
+            # An index, not a count: only these rows go through lm_head, the largest product of all.
+            logits_to_keep=torch.tensor(sampled, dtype=torch.int64),
+            **{PLAN: self._attention.plan(segments)},
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        self._attention.scrub(blocks)
+
+
+def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> Decoder:
+    """By `config.kernels`: ours where they can run this model. Raises UnsupportedModel if they must and can't."""
+    if config.kernels == "torch":
+        return TorchDecoder(config, loaded, shape)
+    reason = "numba is not installed"
+    if importlib.util.find_spec("numba") is not None:
+        # Here and not above: it compiles machine code, or reads it from its cache.
+        from engine_worker.compiled.decoder import CompiledDecoder, unsupported
+
+        reason = unsupported(loaded, config.precision) or ""
+        if not reason:
+            return CompiledDecoder(loaded, shape, config.precision == "fp16", config.thread_count())
+    if config.kernels == "compiled":
+        raise UnsupportedModel(f"the compiled kernels can't run this: {reason}")
+    log.info("decoder.torch_kernels", reason=reason)
+    return TorchDecoder(config, loaded, shape)

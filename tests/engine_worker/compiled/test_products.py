@@ -1,0 +1,106 @@
+"""The compiled products against torch's, at every tile height and on both sides of each switch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from engine_worker.compiled import product
+from engine_worker.compiled.product import FEW_TILES, gated, linear, pack, tiling
+from engine_worker.compiled.tile import LANES, MAX_ROWS, WIDTH, exponentials, largest
+
+pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known")
+
+ROWS = [*range(1, MAX_ROWS + 2), FEW_TILES * MAX_ROWS, FEW_TILES * MAX_ROWS + 1, 3 * FEW_TILES * MAX_ROWS + 5]
+
+
+def tiled(x):
+    """[rows, depth] to [tiles][depth][rows of a tile]; rows of padding hold 7."""
+    tiles, rows = tiling(len(x))
+    padded = torch.full((tiles * rows, x.shape[1]), 7.0)
+    padded[: len(x)] = x
+    return padded.view(tiles, rows, -1).transpose(1, 2).contiguous(), tiles, rows
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", ["plain", "bias", "accumulate"])
+def test_linear(rows, half, kind):
+    torch.manual_seed(rows)
+    depth, outputs = 37, 3 * WIDTH + 5
+    x, weight, bias = torch.randn(rows, depth), torch.randn(outputs, depth), torch.randn(outputs)
+    a, tiles, height = tiled(x)
+    panels = pack(weight, half)
+    padded_bias = torch.zeros(len(panels) * WIDTH)
+    padded_bias[:outputs] = bias
+    before = torch.randn(tiles * height, len(panels) * WIDTH)
+    y = before.clone()
+    counter = np.zeros(1, np.int64)
+    scratch = torch.zeros(product.scratch_floats(depth))
+    # Two threads' parts, one after the other: the first takes every chunk but those it leaves.
+    for _ in range(2):
+        linear(
+            counter.ctypes.data, 2, a.data_ptr(), tiles, height, depth, panels.data_ptr(), half, len(panels),
+            padded_bias.data_ptr() if kind == "bias" else 0, y.data_ptr(), y.shape[1],
+            kind == "accumulate", scratch.data_ptr(),
+        )  # fmt: skip
+    exact = weight.half().float() if half else weight
+    want = x @ exact.T
+    want += {"plain": 0, "bias": bias, "accumulate": before[:rows, :outputs]}[kind]
+    torch.testing.assert_close(y[:rows, :outputs], want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+def test_gated(rows, half):
+    torch.manual_seed(rows)
+    depth, inner = 37, 2 * WIDTH + 3
+    x, gate, up = torch.randn(rows, depth), torch.randn(inner, depth), torch.randn(inner, depth)
+    a, tiles, height = tiled(x)
+    panels = torch.stack((pack(gate, half), pack(up, half)), dim=1)
+    y = torch.zeros(tiles, len(panels) * WIDTH, height)
+    counter = np.zeros(1, np.int64)
+    scratch = torch.zeros(product.scratch_floats(depth))
+    gated(
+        counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), half, len(panels),
+        y.data_ptr(), scratch.data_ptr(),
+    )  # fmt: skip
+    if half:
+        gate, up = gate.half().float(), up.half().float()
+    want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+    got = y.transpose(1, 2).reshape(tiles * height, -1)[:rows, :inner]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+@njit
+def _softmax_parts(row: int, vectors: int) -> tuple[float, float]:
+    peak = largest(row, vectors)
+    return peak, exponentials(row, peak, vectors)
+
+
+def test_exponentials():
+    row = torch.cat((torch.linspace(-100, 0, 16 * LANES - 2), torch.tensor([-float("inf"), 3.0])))
+    want = torch.exp((row - 3).double())
+    peak, total = _softmax_parts(row.data_ptr(), len(row) // LANES)
+    assert peak == 3
+    # Below e^-87 the result is 0, and no float32 sum with a 1 in it can tell.
+    torch.testing.assert_close(row.double(), want, rtol=3e-7, atol=1e-37)
+    assert total == pytest.approx(float(want.sum()), rel=1e-6)
+
+
+def test_nan_stays_nan():
+    row = torch.zeros(LANES)
+    row[1] = torch.nan
+    _, total = _softmax_parts(row.data_ptr(), 1)
+    assert np.isnan(total)
+
+
+def test_tiles_are_even():
+    assert tiling(MAX_ROWS) == (1, MAX_ROWS)
+    assert tiling(MAX_ROWS + 1) == (2, MAX_ROWS // 2 + 1)
+    for rows in range(1, 300):
+        tiles, height = tiling(rows)
+        assert height <= MAX_ROWS
+        assert rows <= tiles * height < rows + tiles
