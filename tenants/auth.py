@@ -6,7 +6,8 @@ AuthError
 │   ├── InvalidKey
 │   ├── RevokedKey
 │   ├── ExpiredKey
-│   └── TenantSuspended
+│   ├── TenantSuspended
+│   └── NetworkNotAllowed   the key is good, but not from this address: 403
 ├── NotAMember              the person does not belong to that tenant: 403
 └── AuthUnavailable         the database is away and the key is not known here: 503, never 401
 """
@@ -70,6 +71,12 @@ class TenantSuspended(AuthenticationFailed):
     message = "This tenant is suspended. Ask your operator."
 
 
+class NetworkNotAllowed(AuthenticationFailed):
+    code = "network_not_allowed"
+    status = 403
+    message = "The API key may not be used from this address."
+
+
 class NotAMember(AuthError):
     code = "not_a_member"
     status = 403
@@ -93,8 +100,9 @@ _REFUSALS: dict[Verdict, type[AuthenticationFailed]] = {
 _caches: WeakKeyDictionary[asyncio.AbstractEventLoop, KeyCache] = WeakKeyDictionary()
 
 
-async def authenticate_bearer(token: str | None) -> Principal:
-    """The principal of an API key, given without the word `Bearer`. No query when the key is warm.
+async def authenticate_bearer(token: str | None, address: str | None = None) -> Principal:
+    """The principal of an API key, given without the word `Bearer`, for a client at that IP address. No query when
+    the key is warm.
 
     Raises AuthenticationFailed or AuthUnavailable.
     """
@@ -116,6 +124,8 @@ async def authenticate_bearer(token: str | None) -> Principal:
     if verdict is not Verdict.GOOD:
         raise _REFUSALS[verdict]
     assert stored is not None
+    if not stored.is_allowed_from(address):
+        raise NetworkNotAllowed
     return stored.principal
 
 

@@ -20,7 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -34,6 +34,8 @@ EPOCH_FRESH_S: Final = 0.5
 SERVE_STALE_S: Final = 600.0
 _UNKNOWN_TTL_S: Final = 1.0
 """How long it is remembered that there is no such key, so that one bad client does not query at each call."""
+_RECHECK_S: Final = 0.1
+"""So often at most a wrong secret for a key that is known makes us read the key again."""
 _DATABASE_TIMEOUT_S: Final = 1.0
 _DATABASE_RETRY_S: Final = 1.0
 """After a failure the epoch is asked for again only after this long: known keys don't wait for a dead database."""
@@ -51,6 +53,7 @@ class _Entry:
     stored: StoredKey | None
     epoch: UUID | None
     loaded_at: float
+    rechecked_at: float = float("-inf")
 
 
 class KeyCache:
@@ -87,10 +90,19 @@ class KeyCache:
         if entry is not None and self._may_serve(entry):
             self._entries.move_to_end(lookup_id)
             stored = entry.stored
+            if self._may_be_newer(entry, digest):
+                # Rotated this very moment, perhaps: its new secret is here before the epoch.
+                stored = await self._load(lookup_id, digest)
+                if (loaded := self._entries.get(lookup_id)) is not None:
+                    self._entries[lookup_id] = replace(loaded, rechecked_at=self._clock())
         else:
             stored = await self._load(lookup_id, digest)
         self._touch(stored, digest)
         return stored
+
+    def _may_be_newer(self, entry: _Entry, digest: bytes) -> bool:
+        wrong = entry.stored is not None and judge(entry.stored, digest) is Verdict.INVALID
+        return wrong and self._clock() - entry.rechecked_at > _RECHECK_S
 
     def _touch(self, stored: StoredKey | None, digest: bytes) -> None:
         if stored is not None and judge(stored, digest) is Verdict.GOOD:

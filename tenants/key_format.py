@@ -49,6 +49,27 @@ def new_key_secret() -> KeySecret:
     return KeySecret(lookup_id=lookup, reveal=body + _checksum(body))
 
 
+def rotated_key_secret(lookup_id: str, *, rotation_id: str, pepper: str) -> KeySecret:
+    """The successor of a key: same look-up id, and the same secret for the same rotation id.
+
+    So a rotation whose answer was lost can be asked for again. `rotation_id` is as secret as the key and must be as
+    hard to guess; only its digest is stored.
+    """
+    seed = hmac.new(
+        pepper.encode(), f"rotation\0{lookup_id}\0{rotation_id}".encode(), hashlib.sha512
+    ).digest()
+    number, secret = int.from_bytes(seed, "big"), ""
+    for _ in range(_SECRET_CHARS):
+        number, digit = divmod(number, len(_ALPHABET))
+        secret += _ALPHABET[digit]
+    body = f"{PREFIX}{lookup_id}_{secret}"
+    return KeySecret(lookup_id=lookup_id, reveal=body + _checksum(body))
+
+
+def digest_rotation_id(rotation_id: str, *, pepper: str) -> bytes:
+    return hmac.new(pepper.encode(), f"rotation id\0{rotation_id}".encode(), hashlib.sha256).digest()
+
+
 def parse_key(token: str) -> KeySecret | None:
     """The key in `token`; None when it can't be one of ours (wrong shape or checksum)."""
     match = _SHAPE.fullmatch(token)

@@ -112,3 +112,10 @@ class Principal:
     """The tenant's: where its budgets' days and months begin."""
     prices: Mapping[str, tuple[Price, ...]] = field(default_factory=dict)
     """By model, the one in force and those to come. Only where a limit counts money."""
+    allowed_models: frozenset[str] = frozenset()
+    """Empty allows all."""
+    is_restricted: bool = False
+    """A key that may not do what its tenant may: it can't issue keys, which could."""
+
+    def allows(self, model: str) -> bool:
+        return not self.allowed_models or model in self.allowed_models

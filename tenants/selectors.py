@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 from uuid import UUID
 
 from django.db.models import Q
 from django.utils import timezone
 
-from tenants.models import ApiKey, AuthEpoch, Membership, ModelPrice, QuotaLimit, Role, Tenant, Tier, User
+from tenants.models import (
+    ApiKey,
+    AuthEpoch,
+    Membership,
+    ModelPrice,
+    Project,
+    QuotaLimit,
+    Role,
+    Tenant,
+    Tier,
+    User,
+)
 from tenants.pricing import Price, price_at
 from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
 
@@ -29,6 +41,10 @@ class ApiKeyNotFound(Exception):
     """There is no such key in this tenant: absent and another tenant's are the same."""
 
 
+class ProjectNotFound(Exception):
+    """There is no such project in this tenant."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredKey:
     """What authentication needs of a key, its secret aside."""
@@ -38,6 +54,20 @@ class StoredKey:
     expires_at: datetime | None
     revoked_at: datetime | None
     tenant_suspended_at: datetime | None
+    previous_digest: bytes | None = None
+    previous_until: datetime | None = None
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """That it may be used from; empty allows all."""
+
+    def is_allowed_from(self, address: str | None) -> bool:
+        if not self.networks:
+            return True
+        try:
+            ip = ip_address(address or "")
+        except ValueError:
+            return False
+        mapped = getattr(ip, "ipv4_mapped", None)
+        return any((mapped or ip) in network for network in self.networks)
 
     def __repr__(self) -> str:
         return f"StoredKey({self.principal.key_public_id})"
@@ -50,21 +80,28 @@ def read_auth_epoch() -> UUID | None:
 
 def find_stored_key(lookup_id: str) -> StoredKey | None:
     """Two queries: the key with its tenant and tier; the limits of all three. One more where money is limited."""
-    api_key = ApiKey.unscoped.select_related("tenant__tier").filter(lookup_id=lookup_id).first()
+    api_key = (
+        ApiKey.unscoped.select_related("tenant__tier", "max_tier", "project")
+        .filter(lookup_id=lookup_id)
+        .first()
+    )
     if api_key is None:
         return None
     tenant = api_key.tenant
+    scopes = frozenset(Scope(scope) for scope in api_key.scopes)
     limits = limits_of(tenant, api_key)
     return StoredKey(
         principal=Principal(
             tenant_id=tenant.pk,
             tenant_public_id=str(tenant.public_id),
             tenant_name=tenant.name,
-            tier=tier_spec(tenant.tier),
+            tier=tier_spec(_lesser(tenant.tier, api_key.max_tier)),
             limits=limits,
             zone=tenant.timezone,
+            allowed_models=frozenset(api_key.allowed_models),
+            is_restricted=bool(api_key.allowed_models or api_key.allowed_networks or api_key.max_tier),
             prices=_prices_for(limits),
-            scopes=frozenset(Scope(scope) for scope in api_key.scopes),
+            scopes=_EVERYTHING if Scope.ADMIN in scopes else scopes,
             key_id=api_key.pk,
             key_public_id=str(api_key.public_id),
             weight=tenant.weight or tenant.tier.weight,
@@ -73,6 +110,9 @@ def find_stored_key(lookup_id: str) -> StoredKey | None:
         expires_at=api_key.expires_at,
         revoked_at=api_key.revoked_at,
         tenant_suspended_at=tenant.suspended_at,
+        previous_digest=None if api_key.previous_digest is None else bytes(api_key.previous_digest),
+        previous_until=api_key.previous_until,
+        networks=tuple(ip_network(network) for network in api_key.allowed_networks),
     )
 
 
@@ -103,6 +143,10 @@ def member_principal(membership: Membership, user: User) -> Principal:
         user_public_id=str(user.public_id),
         weight=tenant.weight or tenant.tier.weight,
     )
+
+
+def _lesser(tier: Tier, other: Tier | None) -> Tier:
+    return tier if other is None or other.rank <= tier.rank else other
 
 
 def tier_spec(tier: Tier) -> TierSpec:
@@ -201,6 +245,23 @@ def model_prices(models: Collection[str] | None = None) -> dict[str, list[Price]
     return found
 
 
+def projects_of_keys(public_ids: Collection[UUID]) -> dict[tuple[int, UUID], UUID]:
+    """By tenant and key, the public id of the key's project, where it has one."""
+    rows = ApiKey.unscoped.filter(public_id__in=public_ids, project__isnull=False)
+    return {
+        (tenant_id, public_id): project
+        for tenant_id, public_id, project in rows.values_list("tenant_id", "public_id", "project__public_id")
+    }
+
+
+def get_project(principal: Principal, public_id: str) -> Project:
+    """Raises ProjectNotFound for an absent one as for another tenant's: one query, one answer."""
+    try:
+        return Project.objects.for_tenant(principal.tenant_id).get(public_id=UUID(public_id))
+    except (ValueError, Project.DoesNotExist):
+        raise ProjectNotFound(public_id) from None
+
+
 def get_api_key(principal: Principal, public_id: str) -> ApiKey:
     """Raises ApiKeyNotFound for an absent key as for another tenant's: one query, one answer."""
     try:
@@ -211,7 +272,11 @@ def get_api_key(principal: Principal, public_id: str) -> ApiKey:
 
 def list_api_keys(principal: Principal) -> list[ApiKey]:
     """The tenant's keys, newest first, each with its `use` row where there is one."""
-    return list(ApiKey.objects.for_tenant(principal.tenant_id).select_related("use", "created_by"))
+    return list(
+        ApiKey.objects.for_tenant(principal.tenant_id).select_related(
+            "use", "created_by", "project", "max_tier"
+        )
+    )
 
 
 def api_key_names(tenant: Tenant, public_ids: Collection[UUID]) -> dict[UUID, str]:

@@ -12,6 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
+from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.forms import NewKeyForm
 from tenants.selectors import ApiKeyNotFound, get_api_key, list_api_keys
@@ -80,4 +81,4 @@ def _require_key_manager(console: Console) -> None:
 
 
 def _actor(request: HttpRequest, console: Console) -> Actor:
-    return Actor.person(console.user, ip_address=request.META.get("REMOTE_ADDR") or None)
+    return Actor.person(console.user, ip_address=client_address(request))

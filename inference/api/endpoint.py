@@ -31,6 +31,7 @@ from inference.errors import (
 from inference.runtime import Runtime, get_runtime
 from inference.schemas.reading import read_json
 from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
+from tenants.client_address import client_address
 from tenants.principal import Principal, Scope
 from tenants.quotas.errors import QuotaUnavailable
 
@@ -141,7 +142,7 @@ async def _authenticate(request: HttpRequest) -> Principal:
     kind, _, token = request.headers.get("Authorization", "").strip().partition(" ")
     if token and kind.lower() != "bearer":
         raise Unauthenticated("Send your API key as 'Authorization: Bearer KEY'.", code="invalid_api_key")
-    return await authenticate_bearer(token.strip() or None)
+    return await authenticate_bearer(token.strip() or None, client_address(request))
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -19,7 +19,7 @@ from inference.models import ParkedUsageEvent, RecordedRequest, UsageAdjustment,
 from inference.services.partitions import ensure_partitions, lock_ledger
 from tenants.models import Tenant
 from tenants.pricing import Price, price_at
-from tenants.selectors import model_prices
+from tenants.selectors import model_prices, projects_of_keys
 from tenants.services import Actor, record_audit
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ class _Books:
     tenants: dict[str, Tenant]
     """By the public id as the events spell it."""
     prices: dict[str, list[Price]]
+    projects: dict[tuple[int, UUID], UUID]
+    """By tenant and key, the key's project."""
 
     @classmethod
     def of(cls, events: Sequence[UsageEvent]) -> _Books:
@@ -51,6 +53,9 @@ class _Books:
         return cls(
             tenants={text: found[public_id] for text, public_id in public_ids.items() if public_id in found},
             prices=model_prices({_storable(event.model) for event in events}),
+            projects=projects_of_keys(
+                {key_id for event in events if event.key_id and (key_id := _uuid_or_none(event.key_id))}
+            ),
         )
 
 
@@ -162,10 +167,12 @@ def _row(event: UsageEvent, books: _Books) -> UsageRecord:
             cached_tokens=cached_tokens,
             completion_tokens=event.completion_tokens,
         )
+    key_public_id = _uuid(event.key_id, "key_id")
     return UsageRecord(
         request_id=event.request_id,
         tenant=tenant,
-        key_public_id=_uuid(event.key_id, "key_id"),
+        project_public_id=None if key_public_id is None else books.projects.get((tenant.pk, key_public_id)),
+        key_public_id=key_public_id,
         user_public_id=_uuid(event.user_id, "user_id"),
         model=event.model,
         tier=event.tier,

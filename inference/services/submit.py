@@ -16,7 +16,7 @@ from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
 from engine_worker.protocol import GenerateRequest, Rung
-from inference.errors import ApiError, Conflict, InvalidRequest, Overloaded, RateLimited
+from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded, RateLimited
 from inference.models_served import ServedModel
 from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
@@ -72,6 +72,10 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     charged and nothing is queued then.
     """
     _refuse_when_overloaded(principal, asked.model)
+    if not principal.allows(asked.model.card.model):
+        raise NotAllowed(
+            f"This key may not use '{asked.model.card.model}'.", code="model_not_allowed", param="model"
+        )
     max_tokens = _max_tokens(principal, asked)
     card = asked.model.card
     sampling = asked.fields.sampling_params(

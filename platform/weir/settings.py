@@ -51,7 +51,8 @@ SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 SECURE_SSL_REDIRECT = False  # the proxy in front redirects; behind it this would loop
 SECURE_HSTS_SECONDS = 31_536_000 if _over_https and not DEBUG else 0
 # A client can send this header too: trusted only where a proxy that overwrites it is known to be in front.
-if env.flag("WEIR_BEHIND_PROXY", False):
+BEHIND_PROXY = env.flag("WEIR_BEHIND_PROXY", False)
+if BEHIND_PROXY:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {"DIRECTIVES": STRICT}

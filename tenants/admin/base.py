@@ -10,6 +10,7 @@ from django.forms import BaseModelForm
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
+from tenants.client_address import client_address
 from tenants.models import Membership, QuotaLimit, Tenant, User
 from tenants.services import Actor, record_audit
 
@@ -20,7 +21,7 @@ _INLINE_NAMES = {Membership: "member", QuotaLimit: "limit"}
 
 
 def actor_of(request: HttpRequest) -> Actor:
-    return Actor.person(cast(User, request.user), ip_address=request.META.get("REMOTE_ADDR") or None)
+    return Actor.person(cast(User, request.user), ip_address=client_address(request))
 
 
 class AuditedAdmin(ModelAdmin):

@@ -3,6 +3,7 @@ from tenants.models.audit import ActorKind, AuditEntry
 from tenants.models.auth_epoch import AuthEpoch
 from tenants.models.member import Membership, Role
 from tenants.models.price import ModelPrice
+from tenants.models.project import Project
 from tenants.models.quota import QuotaLimit
 from tenants.models.tenant import Tenant
 from tenants.models.tier import Tier
@@ -16,6 +17,7 @@ __all__ = [
     "AuthEpoch",
     "Membership",
     "ModelPrice",
+    "Project",
     "QuotaLimit",
     "Role",
     "Tenant",

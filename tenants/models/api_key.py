@@ -15,7 +15,9 @@ from django.db.models.functions import Length
 from django.db.models.lookups import Exact
 
 from tenants.key_format import DIGEST_BYTES, PREFIX
+from tenants.models.project import Project
 from tenants.models.tenant import Tenant
+from tenants.models.tier import Tier
 from tenants.principal import Scope
 from tenants.scope import TenantScopedManager
 
@@ -28,6 +30,20 @@ class ApiKey(models.Model):
     digest = models.BinaryField(max_length=DIGEST_BYTES, editable=False)
     """HMAC-SHA256 of the whole key under the pepper: a stolen database alone gives no key, nor a way to guess."""
     scopes = ArrayField(models.CharField(max_length=32, choices=[(s.value, s.value) for s in Scope]))
+    project = models.ForeignKey(
+        Project, null=True, blank=True, on_delete=models.SET_NULL, related_name="api_keys"
+    )
+    allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True)
+    """By the names that clients use; empty allows all."""
+    allowed_networks = ArrayField(models.CharField(max_length=43), default=list, blank=True)
+    """CIDR blocks that requests may come from; empty allows all."""
+    max_tier = models.ForeignKey(Tier, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    """Its requests go no better than this, however good the tenant's tier is."""
+    previous_digest = models.BinaryField(max_length=DIGEST_BYTES, null=True, editable=False)
+    """The key before the last rotation: good until `previous_until`."""
+    previous_until = models.DateTimeField(null=True, editable=False)
+    rotation_digest = models.BinaryField(max_length=DIGEST_BYTES, null=True, editable=False)
+    """Of the id under which it was rotated last: the same id again changes nothing."""
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_by = models.ForeignKey(
@@ -59,6 +75,15 @@ class ApiKey(models.Model):
             models.CheckConstraint(
                 condition=Q(expires_at__isnull=True) | Q(expires_at__gt=models.F("created_at")),
                 name="api_key_expires_after_creation",
+            ),
+            models.CheckConstraint(
+                condition=Q(previous_digest__isnull=True, previous_until__isnull=True)
+                | Q(
+                    previous_digest__isnull=False,
+                    previous_until__isnull=False,
+                    rotation_digest__isnull=False,
+                ),
+                name="api_key_previous_has_an_end",
             ),
             # Lets a key's limit point at (tenant, key), so that it can't name another tenant's key.
             models.UniqueConstraint(fields=["tenant", "id"], name="api_key_tenant_and_id"),

@@ -1,17 +1,26 @@
 """Every change to tenants, members, keys and limits: verb first, the actor explicit, audited."""
 
-from tenants.services.api_keys import IssuedKey, issue_api_key, revoke_api_key
+from tenants.services.api_keys import (
+    IssuedKey,
+    RotationUnderway,
+    issue_api_key,
+    revoke_api_key,
+    rotate_api_key,
+)
 from tenants.services.audit import Actor, record_audit
 from tenants.services.demo import Demo, ensure_demo
 from tenants.services.limits import remove_quota_limit, set_quota_limit
 from tenants.services.prices import set_model_price
+from tenants.services.projects import create_project
 from tenants.services.tenants import add_member, create_tenant, resume_tenant, suspend_tenant
 
 __all__ = [
     "Actor",
     "Demo",
     "IssuedKey",
+    "RotationUnderway",
     "add_member",
+    "create_project",
     "create_tenant",
     "ensure_demo",
     "issue_api_key",
@@ -19,6 +28,7 @@ __all__ = [
     "remove_quota_limit",
     "resume_tenant",
     "revoke_api_key",
+    "rotate_api_key",
     "set_model_price",
     "set_quota_limit",
     "suspend_tenant",

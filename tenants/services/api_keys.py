@@ -1,20 +1,36 @@
-"""Issue and revoke API keys."""
+"""Issue, rotate and revoke API keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from ipaddress import ip_network
+from typing import Final
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from tenants.key_format import digest_key, new_key_secret
-from tenants.models import ApiKey, Tenant
+from tenants.key_format import digest_key, digest_rotation_id, new_key_secret, rotated_key_secret
+from tenants.models import ApiKey, Project, Tenant, Tier
 from tenants.principal import Scope
 from tenants.services.audit import Actor, record_audit
+
+ROTATION_ID_CHARS: Final = 22
+"""Of 64: as many as 128 bits take."""
+OVERLAP_MAX: Final = timedelta(days=30)
+
+
+class RotationUnderway(Exception):
+    """The secret before the last rotation still works."""
+
+    def __init__(self, until: datetime) -> None:
+        super().__init__(
+            f"the key was rotated before, and its earlier secret works until {until:%Y-%m-%d %H:%M} UTC"
+        )
+        self.until = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +48,14 @@ def issue_api_key(
     name: str,
     scopes: Iterable[Scope] = (Scope.INFERENCE,),
     expires_at: datetime | None = None,
+    project: Project | None = None,
+    allowed_models: Iterable[str] = (),
+    allowed_networks: Iterable[str] = (),
+    max_tier: Tier | None = None,
 ) -> IssuedKey:
     """Raises django.core.exceptions.ValidationError when a value won't do."""
+    if project is not None and project.tenant_id != tenant.pk:
+        raise ValueError("a key can't be of another tenant's project")
     if expires_at is not None and expires_at <= timezone.now():
         raise ValidationError({"expires_at": "This moment has passed."})
     secret = new_key_secret()
@@ -45,6 +67,10 @@ def issue_api_key(
         scopes=sorted({Scope(scope).value for scope in scopes}),
         expires_at=expires_at,
         created_by=actor.user,
+        project=project,
+        allowed_models=sorted(set(allowed_models)),
+        allowed_networks=_networks(allowed_networks),
+        max_tier=max_tier,
     )
     api_key.full_clean(validate_constraints=False)  # expires_at is checked against created_at, not yet known
     api_key.save()
@@ -58,6 +84,10 @@ def issue_api_key(
             "prefix": api_key.prefix,
             "scopes": api_key.scopes,
             "expires_at": expires_at,
+            "project": None if project is None else project.name,
+            "allowed_models": api_key.allowed_models,
+            "allowed_networks": api_key.allowed_networks,
+            "max_tier": None if max_tier is None else max_tier.name,
         },
     )
     return IssuedKey(api_key=api_key, secret=secret.reveal)
@@ -83,3 +113,49 @@ def revoke_api_key(*, actor: Actor, api_key: ApiKey) -> bool:
         )
     api_key.refresh_from_db()
     return bool(changed)
+
+
+@transaction.atomic
+def rotate_api_key(
+    *, actor: Actor, api_key: ApiKey, rotation_id: str, overlap: timedelta = timedelta(days=1)
+) -> IssuedKey:
+    """A new secret for the key; the old one goes on working for the overlap, and no longer.
+
+    `rotation_id` is made by the caller, hard to guess, one for each rotation: called again with the same one (the
+    answer was lost, say), it changes nothing and gives the same secret. With an overlap of nothing the old secret
+    stops at once.
+
+    Raises RotationUnderway while the overlap of an earlier rotation lasts, since a third secret would cut it
+    short; ValidationError when a value won't do.
+    """
+    if len(rotation_id) < ROTATION_ID_CHARS:
+        raise ValidationError({"rotation_id": f"Give at least {ROTATION_ID_CHARS} random characters."})
+    if not timedelta(0) <= overlap <= OVERLAP_MAX:
+        raise ValidationError({"overlap": f"An overlap lasts at most {OVERLAP_MAX.days} days."})
+    pepper, now = settings.API_KEY_PEPPER, timezone.now()
+    locked = ApiKey.objects.for_tenant(api_key.tenant_id).select_for_update(of=("self",)).get(pk=api_key.pk)
+    if locked.revoked_at is not None:
+        raise ValidationError("A revoked key can't be rotated.")
+    secret = rotated_key_secret(locked.lookup_id, rotation_id=rotation_id, pepper=pepper)
+    rotation = digest_rotation_id(rotation_id, pepper=pepper)
+    if locked.rotation_digest is None or bytes(locked.rotation_digest) != rotation:
+        if locked.previous_until is not None and locked.previous_until > now:
+            raise RotationUnderway(locked.previous_until)
+        locked.previous_digest, locked.previous_until = bytes(locked.digest), now + overlap
+        locked.digest, locked.rotation_digest = digest_key(secret, pepper=pepper), rotation
+        locked.save(update_fields=["digest", "previous_digest", "previous_until", "rotation_digest"])
+        record_audit(
+            actor=actor,
+            action="key.rotated",
+            tenant=locked.tenant,
+            target=locked,
+            after={"previous_until": locked.previous_until},
+        )
+    return IssuedKey(api_key=locked, secret=secret.reveal)
+
+
+def _networks(given: Iterable[str]) -> list[str]:
+    try:
+        return sorted({str(ip_network(network.strip())) for network in given})
+    except ValueError as error:
+        raise ValidationError({"allowed_networks": f"Not a network such as 192.0.2.0/24: {error}."}) from None

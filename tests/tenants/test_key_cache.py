@@ -22,7 +22,7 @@ from tenants.key_format import KeySecret, digest_key, new_key_secret, parse_key
 from tenants.models import ApiKeyUse
 from tenants.principal import LimitMetric
 from tenants.selectors import StoredKey, find_stored_key, read_auth_epoch
-from tenants.services import IssuedKey, revoke_api_key
+from tenants.services import IssuedKey, revoke_api_key, rotate_api_key
 from tests.factories import TEST, make_key, make_tier, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,6 +96,29 @@ def test_many_callers_of_a_cold_key_load_it_once_and_one_that_leaves_harms_none(
         assert isinstance(results[0], asyncio.CancelledError)
         assert all(isinstance(result, StoredKey) for result in results[1:])
         assert (loads.keys, loads.epochs) == (1, 1)
+
+    async_to_sync(main)()
+
+
+def test_a_new_secret_is_good_at_once_and_wrong_ones_cost_few_queries():
+    """FAULTS 67: a rotation is not refused for the half second that an epoch may be old."""
+    issued = make_key()
+    loads, clock = CountedLoads(), Clock()
+
+    async def main() -> None:
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        assert await cache.get(*secret_of(issued))
+        turned = await sync_to_async(rotate_api_key)(actor=TEST, api_key=issued.api_key, rotation_id="r" * 22)
+        lookup_id, digest = secret_of(turned)
+        stored = await cache.get(lookup_id, digest)
+        assert stored is not None
+        assert stored.digest == digest
+        for _ in range(50):
+            await cache.get(lookup_id, b"wrong" * 7)
+        assert loads.keys == 2
+        clock.now += 0.2
+        await cache.get(lookup_id, b"wrong" * 7)
+        assert loads.keys == 3
 
     async_to_sync(main)()
 

@@ -1,0 +1,145 @@
+"""`/v1/keys`: a tenant's API keys, for keys with the scope `keys:write`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Concatenate, ParamSpec
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
+from django.http import HttpResponse
+
+from inference.api.endpoint import ApiCall, endpoint
+from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
+from inference.schemas.keys import KeyList, NewKey, Rotation, key_object
+from tenants.client_address import client_address
+from tenants.models import ApiKey, Tenant, Tier
+from tenants.principal import Principal, Scope
+from tenants.selectors import (
+    ApiKeyNotFound,
+    ProjectNotFound,
+    get_api_key,
+    get_project,
+    list_api_keys,
+)
+from tenants.services import Actor, RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
+
+_P = ParamSpec("_P")
+
+
+async def keys(request: Any) -> Any:
+    """The same path for two methods."""
+    return await (_issue if request.method == "POST" else _list)(request)
+
+
+@endpoint("GET", scope=Scope.KEYS_WRITE)
+async def _list(call: ApiCall) -> HttpResponse:
+    rows = await sync_to_async(list_api_keys)(call.principal)
+    return call.respond(KeyList([key_object(row) for row in rows]))
+
+
+@endpoint("POST", scope=Scope.KEYS_WRITE)
+async def _issue(call: ApiCall) -> HttpResponse:
+    asked = call.read(NewKey)
+    return call.respond(await _answered(_issued, call, asked), status=201)
+
+
+@endpoint("POST", scope=Scope.KEYS_WRITE)
+async def rotate(call: ApiCall, *, key_id: str) -> HttpResponse:
+    asked = call.read(Rotation)
+    return call.respond(await _answered(_rotated, call, key_id, asked))
+
+
+@endpoint("POST", scope=Scope.KEYS_WRITE)
+async def revoke(call: ApiCall, *, key_id: str) -> HttpResponse:
+    return call.respond(await _answered(_revoked, call, key_id))
+
+
+async def _answered(
+    work: Callable[Concatenate[ApiCall, _P], Any], call: ApiCall, *args: _P.args, **kwargs: _P.kwargs
+) -> Any:
+    """Runs it in Django's thread, and says in the API's words what it refuses."""
+    try:
+        return await sync_to_async(partial(work, call, *args, **kwargs))()
+    except ApiKeyNotFound:
+        raise NotFound("There is no such key.", code="key_not_found") from None
+    except ProjectNotFound:
+        raise InvalidRequest("There is no such project.", param="project") from None
+    except RotationUnderway as error:
+        raise Conflict(f"{error}.".capitalize(), code="rotation_underway") from None
+    except ValidationError as error:
+        fields = getattr(error, "error_dict", None)
+        param = next(iter(fields)) if fields else None
+        raise InvalidRequest(" ".join(error.messages), param=param) from None
+
+
+def _issued(call: ApiCall, asked: NewKey) -> Any:
+    principal = call.principal
+    if principal.is_restricted:
+        raise NotAllowed(
+            "This key is bound to models, networks or a tier: a key that it made would not be.",
+            code="insufficient_permissions",
+        )
+    scopes = _scopes(principal, asked.scopes)
+    max_tier = None
+    if asked.max_tier is not None:
+        max_tier = Tier.objects.filter(name=asked.max_tier).first()
+        if max_tier is None:
+            raise InvalidRequest("There is no such tier.", param="max_tier")
+    issued = issue_api_key(
+        actor=_actor(call),
+        tenant=Tenant.objects.get(pk=principal.tenant_id),
+        name=asked.name,
+        scopes=scopes,
+        expires_at=None if asked.expires_at is None else datetime.fromtimestamp(asked.expires_at, tz=UTC),
+        project=None if asked.project is None else get_project(principal, asked.project),
+        allowed_models=asked.allowed_models,
+        allowed_networks=asked.allowed_networks,
+        max_tier=max_tier,
+    )
+    return key_object(issued.api_key, secret=issued.secret)
+
+
+def _rotated(call: ApiCall, key_id: str, asked: Rotation) -> Any:
+    api_key = get_api_key(call.principal, key_id)
+    _refuse_greater(call.principal, api_key)
+    issued = rotate_api_key(
+        actor=_actor(call),
+        api_key=api_key,
+        rotation_id=asked.rotation_id,
+        overlap=timedelta(seconds=asked.overlap_s),
+    )
+    return key_object(issued.api_key, secret=issued.secret)
+
+
+def _revoked(call: ApiCall, key_id: str) -> Any:
+    api_key = get_api_key(call.principal, key_id)
+    revoke_api_key(actor=_actor(call), api_key=api_key)
+    return key_object(get_api_key(call.principal, key_id))
+
+
+def _scopes(principal: Principal, asked: list[str]) -> list[Scope]:
+    try:
+        scopes = [Scope(scope) for scope in asked]
+    except ValueError:
+        raise InvalidRequest(f"The scopes are {', '.join(Scope)}.", param="scopes") from None
+    if missing := [scope for scope in scopes if scope not in principal.scopes]:
+        raise NotAllowed(
+            f"This key can't give what it lacks: {', '.join(missing)}.", code="insufficient_permissions"
+        )
+    return scopes
+
+
+def _refuse_greater(principal: Principal, api_key: ApiKey) -> None:
+    """Who rotates a key holds its new secret: it must not be able to do more than the one that asks."""
+    _scopes(principal, list(api_key.scopes))
+    if principal.is_restricted and str(api_key.public_id) != principal.key_public_id:
+        raise NotAllowed("This key can rotate none but itself.", code="insufficient_permissions")
+
+
+def _actor(call: ApiCall) -> Actor:
+    assert call.principal.key_public_id is not None
+    api_key = get_api_key(call.principal, call.principal.key_public_id)
+    return Actor.key(api_key, ip_address=client_address(call.request))
