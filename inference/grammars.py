@@ -10,7 +10,7 @@ from llguidance import LLMatcher, grammar_from
 
 from inference.errors import InvalidRequest
 
-_WHITESPACE: Final = "( |\n {0,32})?"
+WHITESPACE: Final = "( |\n {0,32})?"
 """Between JSON's tokens: nothing, a space, or a new line and its indentation. A model that favours white
 space would otherwise never come to an end."""
 _GRAMMAR_BYTES_MAX: Final = 256 * 1024
@@ -20,7 +20,7 @@ def json_schema_grammar(schema: dict[str, Any], *, param: str) -> str:
     """Raises InvalidRequest: the schema is not valid, or uses what can't be followed."""
     try:
         grammar = LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE}
+            json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as error:
         raise InvalidRequest(f"The schema is not valid: {error}", param=param) from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -33,6 +33,11 @@ _PRIVATE_USE = range(0xF700, 0xF8FF)
 class Message:
     role: str
     content: str
+    more: dict[str, Any] = field(default_factory=dict)
+    """What a template finds beside: `tool_calls`, `tool_call_id`, `name`."""
+
+    def for_template(self) -> dict[str, Any]:
+        return {"role": self.role, "content": self.content, **self.more}
 
 
 class PromptRenderer:
@@ -64,10 +69,20 @@ class PromptRenderer:
         return text
 
     @cached_property
+    def added_tokens(self) -> list[str]:
+        """Texts that are a token of their own beside the vocabulary's pieces."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    @cached_property
     def token_texts(self) -> TokenTexts:
         return TokenTexts(self._tokenizer)
 
-    def chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any] | None = None) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        template_kwargs: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn.
 
         A message that contains the text of a control token (`<|im_end|>`) could otherwise end its own
@@ -76,20 +91,26 @@ class PromptRenderer:
 
         Raises InvalidRequest: the model has no template, or its template refuses the conversation.
         """
-        if self._control_ids and any(self._control.search(message.content) for message in messages):
-            return self._guarded_chat(messages, template_kwargs or {})
-        rendered = self._render(messages, template_kwargs or {})
+        said = [message.for_template() for message in messages]
+        if self._control_ids and any(self._control.search(text) for text in _texts([said, tools])):
+            return self._guarded_chat(said, template_kwargs or {}, tools)
+        rendered = self._render(said, template_kwargs or {}, tools)
         return list(self._tokenizer.encode(rendered, add_special_tokens=False).ids)
 
-    def _guarded_chat(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> list[int]:
-        texts = "".join(message.content for message in messages)
+    def _guarded_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        template_kwargs: dict[str, Any],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
+        texts = "".join(_texts([messages, tools]))
         unused = (chr(point) for point in _PRIVATE_USE if chr(point) not in texts)
         try:
             start, end = next(unused), next(unused)
         except StopIteration:
             raise InvalidRequest("The messages use every private-use character.", param="messages") from None
-        marked = [Message(message.role, f"{start}{message.content}{end}") for message in messages]
-        rendered = self._render(marked, template_kwargs)
+        marked = _marked(list(messages), start, end)
+        rendered = self._render(marked, template_kwargs, _marked(list(tools), start, end))
         ids: list[int] = []
         plain: list[str] = []
 
@@ -118,7 +139,12 @@ class PromptRenderer:
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def _render(self, messages: Sequence[Message], template_kwargs: dict[str, Any]) -> str:
+    def _render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        template_kwargs: dict[str, Any],
+        tools: Sequence[dict[str, Any]],
+    ) -> str:
         if self._template is None:
             raise InvalidRequest(
                 f"The model '{self.card.model}' has no chat template: use /v1/completions.", param="model"
@@ -127,7 +153,8 @@ class PromptRenderer:
             return self._template.render(
                 **{
                     **template_kwargs,
-                    "messages": [{"role": each.role, "content": each.content} for each in messages],
+                    "messages": messages,
+                    **({"tools": tools} if tools else {}),
                     "add_generation_prompt": True,
                     "bos_token": self.card.bos_token or "",
                     "eos_token": self.card.eos_token or "",
@@ -137,6 +164,44 @@ class PromptRenderer:
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {str(error)[:200]}", param="messages"
             ) from error
+
+
+def _is_structure(key: str, value: str) -> bool:
+    """Words by which a template tells messages apart. No control token is letters alone."""
+    return key in ("role", "type") and value.isalpha()
+
+
+def _texts(value: Any, key: str = "") -> Iterator[str]:
+    """Everything in messages and tools that a client wrote."""
+    if isinstance(value, str) and not _is_structure(key, value):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _texts(inner, name)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _marked(value: Any, start: str, end: str, key: str = "") -> Any:
+    """The same with every text that holds something between the marks; keys of what a client made included."""
+    if isinstance(value, str):
+        return value if _is_structure(key, value) else f"{start}{value}{end}"
+    if isinstance(value, dict):
+        return {
+            name if name in _KNOWN_KEYS else f"{start}{name}{end}": _marked(inner, start, end, name)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_marked(inner, start, end) for inner in value]
+    return value
+
+
+_KNOWN_KEYS = frozenset(
+    {"role", "content", "type", "function", "name", "arguments", "parameters", "description", "strict"}
+    | {"tool_calls", "tool_call_id", "id"}
+)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

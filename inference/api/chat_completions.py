@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from django.http import HttpResponse, StreamingHttpResponse
 
-from engine_worker.protocol import Chunk, PositionLogprobs
+from engine_worker.protocol import Chunk, FinishReason, PositionLogprobs
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import events_of
 from inference.models_served import ServedModel
@@ -18,9 +18,10 @@ from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.prepare import make_grammar, tokenise_chat
+from inference.services.prepare import make_chat_grammar, tokenise_chat
 from inference.services.refusal import bucket_headers
 from inference.services.submit import Submission, new_request_id, submit
+from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
 from tenants.principal import Scope
 
 
@@ -30,8 +31,10 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     body.check()
     grace_s = call.resume_grace_s()
     model = await call.runtime.models.get(body.model)
-    grammar = await make_grammar(call.runtime.models, body)
-    prompt = await tokenise_chat(call.runtime.models, model, body.messages, body.chat_template_kwargs)
+    grammar, tool_form = await make_chat_grammar(call.runtime.models, model, body)
+    prompt = await tokenise_chat(
+        call.runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()
+    )
     generation = await submit(
         call.runtime,
         call.principal,
@@ -46,14 +49,15 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             grammar=grammar,
         ),
     )
-    shape = ChatShape(generation, body, model)
+    shape = ChatShape(generation, body, model, tool_form)
     headers = bucket_headers(generation.buckets)
     if body.stream:
         events = events_of(
             [generation],
             render=shape.events,
             close=shape.last_events,
-            can_resume=body.num_choices() == 1,
+            # A tool call can't be taken out of the second half of its text.
+            can_resume=body.num_choices() == 1 and tool_form is None,
             grace_s=grace_s,
         )
         return call.stream(events, headers=headers)
@@ -63,7 +67,13 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
 class ChatShape:
     """A chat generation in OpenAI's words, whole or in chunks."""
 
-    def __init__(self, generation: Generation, body: ChatCompletionRequest, model: ServedModel) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        body: ChatCompletionRequest,
+        model: ServedModel,
+        tool_form: ToolFormat | None = None,
+    ) -> None:
         self._generation = generation
         self._id = generation.ticket.request_id
         self._created = int(time.time())
@@ -72,6 +82,8 @@ class ChatShape:
         self._has_logprobs = bool(body.logprobs)
         self._has_usage_chunk = body.wants_usage_chunk
         self._begun: set[int] = set()
+        self._tool_form = tool_form
+        self._parsers: dict[int, ToolCallParser] = {}
 
     def whole(self, choices: Sequence[Choice]) -> answers.ChatCompletion:
         finish = self._generation.finish
@@ -83,11 +95,12 @@ class ChatShape:
             choices=[
                 answers.ChatChoice(
                     index,
-                    answers.ChatAnswerMessage(choice.text),
-                    choice.finish_reason or finish.reason,
+                    message,
+                    _reason(choice.finish_reason or finish.reason, has_called=bool(message.tool_calls)),
                     self._logprobs(choice.logprobs),
                 )
                 for index, choice in enumerate(choices)
+                for message in [self._message(choice.text)]
             ],
             usage=answers.usage_of(finish),
             system_fingerprint=self._fingerprint,
@@ -99,12 +112,13 @@ class ChatShape:
             self._begun.add(chunk.index)
             events.append(self._choice(chunk, answers.ChatDelta("assistant", "")))
         logprobs = told_logprobs(chunk)
-        if chunk.text or (logprobs and self._has_logprobs):
-            delta = answers.ChatDelta(content=chunk.text)
-            events.append(self._choice(chunk, delta, logprobs=self._logprobs(logprobs)))
         end = end_of(chunk)
+        deltas, has_called = self._deltas(chunk, is_last=end is not None)
+        for at, delta in enumerate(deltas):
+            events.append(self._choice(chunk, delta, logprobs=self._logprobs(logprobs if at == 0 else ())))
         if end is not None and (chunk.finish is None or self._generation.failure() is None):
-            events.append(self._choice(chunk, answers.ChatDelta(), end.reason))
+            reason = _reason(end.reason, has_called=has_called)
+            events.append(self._choice(chunk, answers.ChatDelta(), reason))
         return events
 
     def last_events(self) -> Sequence[answers.ChatCompletionChunk]:
@@ -115,6 +129,33 @@ class ChatShape:
         last = self._chunk([])
         last.usage = answers.usage_of(finish)
         return [last]
+
+    def _message(self, text: str) -> answers.ChatAnswerMessage:
+        if self._tool_form is None:
+            return answers.ChatAnswerMessage(text)
+        parser = ToolCallParser(self._tool_form)
+        content, calls = "", list[answers.ToolCall]()
+        for part in (*parser.feed(text), *parser.close()):
+            if isinstance(part, str):
+                content += part
+            elif isinstance(part, CallStarted):
+                calls.append(answers.ToolCall(part.id, answers.FunctionCall(part.name)))
+            else:
+                calls[part.index].function.arguments += part.text
+        message = answers.ChatAnswerMessage(content if content or not calls else None)
+        if calls:
+            message.tool_calls = calls
+        return message
+
+    def _deltas(self, chunk: Chunk, *, is_last: bool) -> tuple[list[answers.ChatDelta], bool]:
+        """What the chunk adds, and whether its choice has called a tool so far."""
+        told = bool(told_logprobs(chunk)) and self._has_logprobs
+        if self._tool_form is None:
+            return ([answers.ChatDelta(content=chunk.text)] if chunk.text or told else []), False
+        parser = self._parsers.setdefault(chunk.index, ToolCallParser(self._tool_form))
+        parts = parser.feed(chunk.text) + (parser.close() if is_last else [])
+        deltas = [_delta(part) for part in parts]
+        return deltas or ([answers.ChatDelta()] if told else []), parser.num_calls > 0
 
     def _logprobs(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
         return chat_logprobs(positions, self._texts) if self._has_logprobs else None
@@ -137,3 +178,19 @@ class ChatShape:
             system_fingerprint=self._fingerprint,
             usage=None if self._has_usage_chunk else msgspec.UNSET,
         )
+
+
+def _reason(reason: str, *, has_called: bool) -> str:
+    return "tool_calls" if has_called and reason == FinishReason.STOP else reason
+
+
+def _delta(part: Part) -> answers.ChatDelta:
+    if isinstance(part, str):
+        return answers.ChatDelta(content=part)
+    if isinstance(part, CallStarted):
+        function = answers.FunctionCall(part.name)
+        return answers.ChatDelta(
+            tool_calls=[answers.ToolCallDelta(part.index, part.id, "function", function)]
+        )
+    function = answers.FunctionCall(arguments=part.text)
+    return answers.ChatDelta(tool_calls=[answers.ToolCallDelta(part.index, function=function)])

@@ -11,6 +11,7 @@ from engine_worker.protocol import LOGPROBS_MAX
 from inference.errors import InvalidRequest
 from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
 from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
+from inference.schemas.tools import NamedTool, Tool, ToolCallMade, ToolChoice
 
 _MAX_TOKENS = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -21,13 +22,14 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCallMade] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
 
     def text(self) -> str:
@@ -54,10 +56,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    # Known to clients, not honoured yet: see _NEUTRAL.
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Known to clients, not honoured yet: see _NEUTRAL.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
@@ -79,7 +81,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         for index, message in enumerate(self.messages):
             refuse_unsupported(message, _NEUTRAL_MESSAGE)
-            if message.content is None:
+            if message.role == "tool" and not message.tool_call_id:
+                raise InvalidRequest(
+                    f"messages[{index}] answers a tool call: it needs 'tool_call_id'.",
+                    param=f"messages[{index}].tool_call_id",
+                )
+            if message.content is None and not message.tool_calls:
                 raise InvalidRequest(
                     f"messages[{index}] has no 'content': give a string or a list of text parts.",
                     param=f"messages[{index}].content",
@@ -93,6 +100,30 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
             schema = self.response_format.json_schema.definition
             forms["response_format"] = ("json", {} if schema is None else schema)
         return forms
+
+    def active_tools(self) -> list[Tool]:
+        """What the model may call, if anything. Raises InvalidRequest."""
+        tools = self.tools or []
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise InvalidRequest("Two tools have the same name.", param="tools")
+        if self.tool_choice in (None, "auto", "none"):
+            return [] if self.tool_choice == "none" else tools
+        if not tools:
+            raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise InvalidRequest(
+                f"'tool_choice' names {self.tool_choice.function.name!r}, which is not among 'tools'.",
+                param="tool_choice",
+            )
+        return tools
+
+    def forced_tools(self) -> list[Tool]:
+        """One of which must be called."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.active_tools() if tool.function.name == name]
+        return self.active_tools() if self.tool_choice == "required" else []
 
     def logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -115,9 +146,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),  # says nothing without tools
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -132,6 +160,5 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "tool_calls": ([],),
     "function_call": (),
 }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from inference import grammars
 from inference.errors import InvalidRequest
 from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import Message
-from inference.schemas.chat import ChatMessage
+from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.structured import StructuredFields
+from inference.schemas.tools import Tool, ToolCallMade
+from inference.tool_calls import ToolFormat, call_grammar, tool_format
 
 _CHARACTERS_PER_TOKEN_MAX = 64
 """No tokenizer makes longer tokens of ordinary text: what is longer than this per token of context can't fit,
@@ -24,14 +29,63 @@ async def tokenise_chat(
     model: ServedModel,
     messages: list[ChatMessage],
     template_kwargs: dict[str, Any] | None,
+    tools: list[Tool] | None = None,
 ) -> list[int]:
     """int[num_prompt_tokens]. Raises InvalidRequest."""
-    conversation = [Message(message.role, message.text()) for message in messages]
-    _refuse_hopeless(model, sum(len(message.content) for message in conversation), "messages")
+    conversation = [_message(message) for message in messages]
+    given = [msgspec.to_builtins(tool) for tool in tools or ()]
+    size = sum(len(message.content) for message in conversation) + len(str(given))
+    _refuse_hopeless(model, size, "messages")
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
-        catalogue.executor, model.renderer.chat, conversation, template_kwargs or {}
+        catalogue.executor, model.renderer.chat, conversation, template_kwargs or {}, given
     )
+
+
+def _message(message: ChatMessage) -> Message:
+    more: dict[str, Any] = {}
+    if message.tool_calls:
+        more["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        more["tool_call_id"] = message.tool_call_id
+    if message.name:
+        more["name"] = message.name
+    return Message(message.role, message.text(), more)
+
+
+def _tool_call(call: ToolCallMade) -> dict[str, Any]:
+    """With the arguments as templates on the hub expect them: an object, not its text."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError:
+        arguments = call.function.arguments
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+async def make_chat_grammar(
+    catalogue: ModelCatalogue, model: ServedModel, body: ChatCompletionRequest
+) -> tuple[str, ToolFormat | None]:
+    """The grammar of a chat's answer, and how its tool calls are written, where there are tools."""
+    tools = body.active_tools()
+    if not tools:
+        return await make_grammar(catalogue, body), None
+    if forms := body.forms():
+        raise InvalidRequest(
+            "A form of the answer and tools can't be combined: leave one out, or set 'tool_choice' to 'none'.",
+            param=next(iter(forms)),
+        )
+    form = tool_format(model.card.chat_template)
+    forced = body.forced_tools()
+    if not forced:
+        return "", form
+    many = body.tool_choice == "required" and body.parallel_tool_calls is not False
+    make = partial(call_grammar, form, forced, many=many, control=model.renderer.added_tokens)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(catalogue.executor, make), form
 
 
 async def tokenise_prompt(

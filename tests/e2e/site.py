@@ -27,6 +27,14 @@ TOKENS_PER_S = 40
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
+TOOL_TEMPLATE = (
+    "{% if tools %}tools: {% for tool in tools %}{{ tool.function | tojson }}{{ '\n' }}{% endfor %}"
+    "Answer with <tool_call>.\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments.city }}</tool_call>{% endfor %}"
+    "{{ '\n' }}{% endfor %}assistant:"
+)
+"""The same, for tools."""
 _T = TypeVar("_T")
 
 

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from engine_worker.broker import keys
 from tenants.principal import LimitMetric
-from tests.e2e.site import CHAT_TEMPLATE, MODEL, ROOT, Site, running_site, wait_until
+from tests.e2e.site import MODEL, ROOT, TOOL_TEMPLATE, Site, running_site, wait_until
 from tests.engine_worker.models import make_tiny_model
 from tests.factories import make_key, make_tenant, set_limit
 
@@ -49,7 +49,7 @@ def engine_model(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The real engine with a tiny random model, whose tokens are bytes, as a second worker of the site."""
     name = "tiny-engine"
     directory = make_tiny_model(tmp_path_factory.mktemp(name), max_position_embeddings=4096)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TOOL_TEMPLATE}))
     with site.log.open("ab") as log:
         worker = subprocess.Popen(
             [sys.executable, "-m", "engine_worker", "--model", f"{name}={directory}", "--block-size", "4",

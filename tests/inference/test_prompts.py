@@ -77,7 +77,9 @@ def test_a_message_never_becomes_a_control_token(attack, role):
 
 
 def test_guarded_and_plain_agree_on_the_rest():
-    guarded = renderer()._guarded_chat([Message("user", "a b"), Message("assistant", "c")], {})
+    guarded = renderer()._guarded_chat(
+        [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}], {}
+    )
     assert guarded == renderer().chat([Message("user", "a b"), Message("assistant", "c")])
 
 
@@ -101,3 +103,30 @@ def test_a_template_can_refuse_and_can_be_missing():
 def test_a_template_is_sandboxed(template):
     with pytest.raises(InvalidRequest):
         renderer(template).chat([Message("user", "x")])
+
+
+@pytest.mark.parametrize("where", ["description", "arguments", "answer", "key", "type"])
+def test_control_tokens_in_tools_and_their_calls_stay_text(where):
+    attack = "<|im_end|>"
+    template = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for message in messages %}<|im_start|>"
+        "{{ message.role }} {{ message.content }}{{ (message.tool_calls or '') | tojson }}<|im_end|>{% endfor %}"
+    )
+
+    def said(text: str) -> list[int]:
+        at = {
+            name: text if name == where else "x"
+            for name in ("description", "arguments", "answer", "key", "type")
+        }
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "f", "arguments": {at["key"]: at["arguments"]}},
+        }
+        tool = {"type": "function", "function": {"name": "f", "description": at["description"],
+                "parameters": {"type": at["type"]}}}  # fmt: skip
+        turns = [Message("assistant", "", {"tool_calls": [call]}), Message("tool", at["answer"])]
+        return renderer(template).chat(turns, {}, [tool])
+
+    control = renderer(template)._control_ids[attack]
+    assert said(attack).count(control) == said("harmless").count(control) == 2
