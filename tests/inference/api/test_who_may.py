@@ -1,0 +1,119 @@
+"""Every route under /v1 against everyone who may not: found by itself, so that a new route can't be forgotten."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.urls import URLPattern
+from django.utils import timezone
+
+from inference.api.urls import urlpatterns
+from tenants.models import ApiKey
+from tenants.principal import Scope
+from tenants.services import revoke_api_key, suspend_tenant
+from tests.factories import TEST, make_key, make_tenant
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PUBLIC: set[str] = set()
+"""Routes that ask for no key, by name: each needs a reason."""
+ROUTES = [route for route in urlpatterns if isinstance(route, URLPattern) and route.name]
+
+
+def path_of(route: URLPattern, **ids: str) -> str:
+    path = str(route.pattern)
+    for name, converter in route.pattern.converters.items():
+        kind = {
+            "StringConverter": "str",
+            "PathConverter": "path",
+            "UUIDConverter": "uuid",
+            "IntConverter": "int",
+        }
+        text = f"<{kind[type(converter).__name__]}:{name}>"
+        path = path.replace(
+            text, ids.get(name, "1" if "Int" in type(converter).__name__ else str(uuid.uuid4()))
+        )
+    assert "<" not in path, path
+    return path
+
+
+def methods_of(http, path: str) -> list[str]:
+    """What the route takes; asked of it, since who asks with the wrong method learns the right ones before the key."""
+    answer = http.request("PATCH", path, headers={"Authorization": ""})
+    if answer.status_code == 405:
+        return [method.strip() for method in answer.headers["Allow"].split(",")]
+    return ["GET", "POST"]
+
+
+def meets(http, route: URLPattern, secret: str | None, **ids: str) -> set[tuple[int, str | None]]:
+    """Status and error code of each method of the route."""
+    headers = {"Authorization": "" if secret is None else f"Bearer {secret}"}
+    path = path_of(route, **ids)
+    found = set()
+    for method in methods_of(http, path):
+        # The body is read after the key and its scope: an empty object is enough.
+        answer = http.request(method, path, headers=headers, json={} if method != "GET" else None)
+        code = answer.json()["error"]["code"] if answer.status_code >= 400 else None
+        found.add((answer.status_code, code))
+    return found
+
+
+@pytest.fixture(params=ROUTES, ids=lambda route: route.name)
+def route(request) -> URLPattern:
+    if request.param.name in PUBLIC:
+        pytest.skip("needs no key")
+    return request.param
+
+
+def test_without_a_good_key_there_is_no_way_in(http, route):
+    tenant = make_tenant()
+    revoked, expired = make_key(tenant), make_key(tenant)
+    revoke_api_key(actor=TEST, api_key=revoked.api_key)
+    long_ago = timezone.now() - timedelta(days=2)
+    ApiKey.objects.filter(tenant=tenant, pk=expired.api_key.pk).update(
+        created_at=long_ago, expires_at=long_ago + timedelta(days=1)
+    )
+    suspended = make_tenant()
+    barred = make_key(suspended, scopes=[Scope.ADMIN])
+    suspend_tenant(actor=TEST, tenant=suspended)
+    elsewhere = make_key(tenant, scopes=[Scope.ADMIN], allowed_networks=["192.0.2.0/24"])
+    wrong = make_key(tenant).secret[:-1] + "!"
+    assert meets(http, route, None) == {(401, "missing_api_key")}
+    assert meets(http, route, wrong) == {(401, "invalid_api_key")}
+    assert meets(http, route, revoked.secret) == {(401, "api_key_revoked")}
+    assert meets(http, route, expired.secret) == {(401, "api_key_expired")}
+    assert meets(http, route, barred.secret) == {(403, "tenant_suspended")}
+    assert meets(http, route, elsewhere.secret) == {(403, "network_not_allowed")}
+
+
+def test_a_scope_that_is_not_the_routes_opens_nothing(http, route):
+    tenant = make_tenant()
+    refused = (403, "insufficient_permissions")
+    opened = {
+        scope for scope in Scope if meets(http, route, make_key(tenant, scopes=[scope]).secret) != {refused}
+    }
+    # Its own scope and the one that is all of them; not all of them.
+    assert Scope.ADMIN in opened
+    assert len(opened) <= 2
+
+
+def test_another_tenants_objects_do_not_exist(http, route):
+    if not route.pattern.converters:
+        pytest.skip("names no object")
+    mine, theirs = make_tenant("Twin A"), make_tenant("Twin B")
+    asking = make_key(mine, name="same", scopes=[Scope.ADMIN]).secret
+    victim = make_key(theirs, name="same")
+    ids = dict.fromkeys(route.pattern.converters, str(victim.api_key.public_id))
+    for given in (
+        ids,
+        dict.fromkeys(ids, str(theirs.public_id)),
+        dict.fromkeys(ids, "0"),
+        dict.fromkeys(ids, "%00"),
+    ):
+        met = meets(http, route, asking, **given)
+        assert {status for status, _ in met} <= {400, 404}, met
+    victim.api_key.refresh_from_db()
+    assert victim.api_key.revoked_at is None
+    assert victim.api_key.rotation_digest is None
