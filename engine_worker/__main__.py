@@ -28,6 +28,7 @@ def main() -> int:
                 directory,
                 context_length=engine.limits.max_model_len,
                 dtype=config.precision,
+                adapters=config.adapter_tenants(),
             ),
             arguments.worker,
         )

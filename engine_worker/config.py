@@ -40,12 +40,16 @@ class EngineConfig:
     max_model_len: int | None = None
     """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
 
+    adapters: str = ""
+    """LoRA adapters in PEFT's format: "NAME=DIRECTORY,...". NAME@TENANT is for the tenant of that public id
+    alone. Clients ask for MODEL:NAME."""
     itl_targets_ms: str = ""
     """Targets for the time between two tokens (90th percentile), by tier rank: "0:100,1:250". A rank that is
     not named has none. The engine computes less per step, and at worst runs fewer requests, to keep them."""
 
     def __post_init__(self) -> None:
         self.itl_targets_s()
+        self.adapter_dirs()
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
@@ -61,6 +65,25 @@ class EngineConfig:
             raise ValueError(f"precision must be fp32, fp16 or int8, it is {self.precision!r}")
         if self.kernels not in ("auto", "torch", "compiled"):
             raise ValueError(f"kernels must be auto, torch or compiled, it is {self.kernels!r}")
+
+    def adapter_dirs(self) -> dict[str, Path]:
+        return {name: directory for name, _, directory in self._adapters()}
+
+    def adapter_tenants(self) -> dict[str, str]:
+        """The public id of the tenant that each adapter is for; "": for all."""
+        return {name: tenant for name, tenant, _ in self._adapters()}
+
+    def _adapters(self) -> list[tuple[str, str, Path]]:
+        found = []
+        for text in filter(None, self.adapters.split(",")):
+            who, equals, directory = text.partition("=")
+            name, _, tenant = who.partition("@")
+            if not (equals and name and directory) or ":" in name:
+                raise ValueError(f"adapters must be NAME=DIRECTORY or NAME@TENANT=DIRECTORY, it has {text!r}")
+            found.append((name, tenant, Path(directory)))
+        if len({name for name, _, _ in found}) < len(found):
+            raise ValueError("adapters must have different names")
+        return found
 
     def itl_targets_s(self) -> dict[int, float]:
         """Seconds by tier rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ class ModelCardError(Exception):
 
 
 def read_model_card(
-    name: str, directory: Path, *, context_length: int, dtype: str
+    name: str,
+    directory: Path,
+    *,
+    context_length: int,
+    dtype: str,
+    adapters: Mapping[str, str] | None = None,
 ) -> tuple[ModelCard, bytes]:
     """The card, and the bytes of the `tokenizer.json` that it names.
 
@@ -42,6 +48,7 @@ def read_model_card(
         eos_token=_token(tokenizer_config.get("eos_token")),
         chat_template=_chat_template(directory, tokenizer_config),
         dtype=dtype,
+        adapters=dict(adapters or {}),
     )
     return card, tokenizer
 

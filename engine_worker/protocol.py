@@ -131,6 +131,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """The route that asked, for the ledger: `chat.completions`, `completions`, `ws.chat`."""
     cache_salt: str = ""
     """Who may find this prompt in a prefix cache: made by the gateway, never the client's own words."""
+    adapter: str = ""
+    """A LoRA adapter of the model; "": none."""
     trace: dict[str, str] = {}
     """W3C Trace Context headers."""
     v: int = msgspec.field(default_factory=_version)
@@ -253,6 +255,8 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     eos_token: str | None = None
     chat_template: str | None = None
     dtype: str = "float32"
+    adapters: dict[str, str] = {}
+    """LoRA adapters by name, each with the public id of the tenant that it is for; "": for all."""
     v: int = msgspec.field(default_factory=_version)
 
 

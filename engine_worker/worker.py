@@ -164,6 +164,7 @@ class Worker:
             deadline_ms=_now_ms() + claim.remaining_ms,
             # A gateway that makes no salt yet must not put its tenants into one cache.
             cache_salt=request.cache_salt or request.tenant_id,
+            adapter=request.adapter,
             resumed_token_ids=claim.logged_token_ids,
         )
         choices = expand(whole, claim.log)

@@ -116,7 +116,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def _start(self, frame: frames.Start) -> Generation:
         runtime = get_runtime()
         principal = await self._principal(frame.tenant)
-        model = await runtime.models.get(frame.model)
+        model = await runtime.models.get(frame.model, tenant_public_id=principal.tenant_public_id)
         for index, message in enumerate(frame.messages):
             if message.content is None:
                 raise InvalidRequest(
@@ -151,12 +151,12 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def _resume(self, frame: frames.Resume) -> Generation:
         runtime = get_runtime()
         principal = await self._principal(frame.tenant)
-        await runtime.models.get(frame.model)
+        served = await runtime.models.get(frame.model, tenant_public_id=principal.tenant_public_id)
         generation = await resume(
-            runtime, principal, frame.request_id, model=frame.model, from_seq=frame.from_seq
+            runtime, principal, frame.request_id, model=served.card.model, from_seq=frame.from_seq
         )
         self._generations[frame.id] = generation
-        await self._send(frames.Started(id=frame.id, request_id=frame.request_id, model=frame.model))
+        await self._send(frames.Started(id=frame.id, request_id=frame.request_id, model=served.card.model))
         return generation
 
     async def _relay(self, frame_id: str, generation: Generation, pace: Pace) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
@@ -30,6 +30,8 @@ class ServedModel:
     """Unix seconds, for the API's `created`."""
     rung: Rung = Rung.NONE
     """Of the worker that is best off."""
+    adapter: str = ""
+    """The LoRA adapter that was asked for with it; "": none."""
 
 
 class ModelCatalogue:
@@ -49,19 +51,27 @@ class ModelCatalogue:
             await asyncio.gather(self._refresh, return_exceptions=True)
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    async def get(self, name: str) -> ServedModel:
-        """Raises NotFound, or Overloaded when no worker has served it for a while or Redis is away."""
+    async def get(self, name: str, *, tenant_public_id: str = "") -> ServedModel:
+        """The model of that name, or of MODEL:ADAPTER, if the tenant ("": any of them) may use it.
+
+        Raises NotFound, or Overloaded when no worker has served it for a while or Redis is away.
+        """
+        base, _, adapter = name.rpartition(":")
+        if not base or name in self._models:
+            return await self._get(name, name)
+        model = await self._get(base, name)
+        if adapter not in visible_adapters(model, tenant_public_id):
+            raise _not_found(name)
+        return replace(model, adapter=adapter)
+
+    async def _get(self, name: str, asked: str) -> ServedModel:
         self._refresh_if_stale()
         model = self._models.get(name)
         if model is None or not self._is_alive(name):
             await self._refreshed()  # what is known may only be old
             model = self._models.get(name)
         if model is None:
-            raise NotFound(
-                f"The model '{name}' does not exist or you do not have access to it.",
-                code="model_not_found",
-                param="model",
-            )
+            raise _not_found(asked)
         if not self._is_alive(name):
             raise Overloaded(
                 f"No worker serves '{name}' at the moment. Try again shortly.",
@@ -119,6 +129,19 @@ class ModelCatalogue:
         for name, model in self._models.items():
             model.rung = Rung(min(rungs.get(name, [Rung.NONE]), default=Rung.NONE))
         self._refreshed_at = now
+
+
+def visible_adapters(model: ServedModel, tenant_public_id: str) -> list[str]:
+    """Those that this tenant may use, by name. Of others' it learns nothing."""
+    return sorted(name for name, owner in model.card.adapters.items() if owner in ("", tenant_public_id))
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound(
+        f"The model '{name}' does not exist or you do not have access to it.",
+        code="model_not_found",
+        param="model",
+    )
 
 
 def _swallow(task: asyncio.Task[None]) -> None:

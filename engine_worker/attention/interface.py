@@ -36,6 +36,8 @@ class Segment:
     context_len: int
     """Tokens up to and including this step's."""
     blocks: Sequence[int]
+    adapter: str = ""
+    """The LoRA adapter that its tokens go through; "": none."""
 
 
 @dataclass(frozen=True, slots=True)

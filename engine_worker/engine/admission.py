@@ -31,12 +31,15 @@ class Admission:
     model_revision: str
     cached_block_size: int | None
     """Tokens per block of the prefix cache; None: there is none."""
+    adapters: frozenset[str] = frozenset()
 
     def admit(self, request: EngineRequest, uid: int) -> Sequence:
         """The request as a sequence, with the tokens of an earlier attempt replayed. Raises InvalidRequest."""
         prompt = list(request.prompt_token_ids)
         sampling = request.sampling
         self._check_prompt(prompt)
+        if request.adapter and request.adapter not in self.adapters:
+            raise InvalidRequest(f"this model has no adapter {request.adapter!r}")
         self._check_sampling(sampling)
         self._check_ids("resumed_token_ids", request.resumed_token_ids)
         eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
@@ -83,7 +86,7 @@ class Admission:
     def _prefix(self, request: EngineRequest) -> PrefixKeys | None:
         if self.cached_block_size is None:
             return None
-        root = root_key(model_revision=self.model_revision, salt=request.cache_salt)
+        root = root_key(model_revision=self.model_revision, adapter=request.adapter, salt=request.cache_salt)
         return PrefixKeys(root, self.cached_block_size)
 
     def _check_prompt(self, prompt: list[int]) -> None:

@@ -59,6 +59,7 @@ def build(config: EngineConfig) -> Built:
             max_model_len=min(limit, pool.total * config.block_size),
             model_revision=str(config.model_dir),
             cached_block_size=config.block_size if config.prefix_cache else None,
+            adapters=frozenset(config.adapter_dirs()),
         ),
     )
 

@@ -34,6 +34,8 @@ class EngineRequest:
     deadline_ms: int | None = None
     """Unix time in milliseconds; checked at each step."""
     cache_salt: str = ""
+    adapter: str = ""
+    """A LoRA adapter of the model; "": none."""
     resumed_token_ids: Sequence[int] = field(default=())
     """Output tokens that an earlier attempt already delivered: they count as output, are never emitted again."""
 

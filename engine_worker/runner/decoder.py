@@ -14,6 +14,7 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.interface import PLAN, KVShape, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner.adapters import Adapters
 from engine_worker.runner.linears import pack_linears
 from engine_worker.runner.model_loader import LoadedModel
 
@@ -48,6 +49,7 @@ class TorchDecoder:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> None:
         self._model = loaded.model
+        self._adapters = Adapters(self._model, config.adapter_dirs())
         pack_linears(self._model, config.precision)
         self._attention = CpuAttention(shape, torch.float32)
         self.keys, self.values = self._attention.keys, self._attention.values
@@ -59,6 +61,7 @@ class TorchDecoder:
         segments: Sequence[Segment],
         sampled: Sequence[int],
     ) -> Tensor:
+        self._adapters.select(segments)
         output = self._model(
             input_ids=torch.tensor([token_ids]),
             position_ids=torch.tensor([positions]),
@@ -79,7 +82,9 @@ def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> D
     if config.kernels == "torch":
         return TorchDecoder(config, loaded, shape)
     reason = "numba is not installed"
-    if importlib.util.find_spec("numba") is not None:
+    if config.adapters:
+        reason = "LoRA adapters need torch's"
+    elif importlib.util.find_spec("numba") is not None:
         # Here and not above: it compiles machine code, or reads it from its cache.
         from engine_worker.compiled.decoder import CompiledDecoder, unsupported
 

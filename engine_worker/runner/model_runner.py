@@ -39,7 +39,9 @@ class ModelRunner:
         for item in ordered:
             sequence, start = item.sequence, item.sequence.num_computed
             end = start + item.num_tokens
-            segments.append(Segment(len(token_ids), item.num_tokens, end, sequence.table.blocks))
+            segments.append(
+                Segment(len(token_ids), item.num_tokens, end, sequence.table.blocks, sequence.request.adapter)
+            )
             token_ids += sequence.token_ids[start:end]
             positions += range(start, end)
             last_rows[sequence.uid] = len(token_ids) - 1

@@ -30,7 +30,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     body = call.read(ChatCompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
-    model = await call.runtime.models.get(body.model)
+    model = await call.runtime.models.get(body.model, tenant_public_id=call.principal.tenant_public_id)
     grammar, tool_form = await make_chat_grammar(call.runtime.models, model, body)
     prompt = await tokenise_chat(
         call.runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.http import HttpResponse
 
 from inference.api.endpoint import ApiCall, endpoint
 from inference.errors import NotAllowed
-from inference.models_served import ServedModel
+from inference.models_served import ServedModel, visible_adapters
 from inference.schemas.answers import ModelList, ModelObject
 from tenants.principal import Scope
 
 
 @endpoint("GET", scope=Scope.INFERENCE)
 async def list_models(call: ApiCall) -> HttpResponse:
-    models = [model for model in await call.runtime.models.all() if call.principal.allows(model.card.model)]
-    return call.respond(ModelList([_object(model) for model in models]))
+    tenant = call.principal.tenant_public_id
+    found: list[ServedModel] = []
+    for model in await call.runtime.models.all():
+        if call.principal.allows(model.card.model):
+            adapted = (replace(model, adapter=name) for name in visible_adapters(model, tenant))
+            found += [model, *adapted]
+    return call.respond(ModelList([_object(model) for model in found]))
 
 
 @endpoint("GET", scope=Scope.INFERENCE)
 async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
-    if not call.principal.allows(model_id):
+    base = model_id if call.principal.allows(model_id) else model_id.rpartition(":")[0]
+    if not call.principal.allows(base):
         raise NotAllowed(f"This key may not use '{model_id}'.", code="model_not_allowed", param="model")
-    return call.respond(_object(await call.runtime.models.get(model_id)))
+    tenant = call.principal.tenant_public_id
+    return call.respond(_object(await call.runtime.models.get(model_id, tenant_public_id=tenant)))
 
 
 def _object(model: ServedModel) -> ModelObject:
-    return ModelObject(
-        id=model.card.model, created=model.first_seen_at, max_model_len=model.card.context_length
-    )
+    name = f"{model.card.model}:{model.adapter}" if model.adapter else model.card.model
+    return ModelObject(id=name, created=model.first_seen_at, max_model_len=model.card.context_length)

@@ -124,6 +124,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         user_id=principal.user_public_id,
         endpoint=asked.endpoint,
         cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
+        adapter=asked.model.adapter,
         trace=asked.trace,
     )
     with _released_on_failure(runtime, principal, reservation_id):

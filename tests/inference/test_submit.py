@@ -202,7 +202,7 @@ async def test_an_engine_beyond_its_means_sheds_low_tiers_first(runtime, model, 
         for rung in (Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE):
             await worker.heartbeat(status(roomy.card.model, rung), tokenizer_sha256="x")
             catalogue = ModelCatalogue(runtime.broker)
-            roomy.rung = (await catalogue.get(roomy.card.model)).rung
+            roomy.rung = (await catalogue.get(roomy.card.model, tenant_public_id="t")).rung
             await catalogue.aclose()
             seen.append(roomy.rung)
             for who, shortest in ((high, Rung.NONE), (low, rung)):
