@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import keys
+from inference.api import keys, usage
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.endpoint import render_error
@@ -29,6 +29,8 @@ urlpatterns = [
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),
     path("models/<path:model_id>", retrieve_model, name="model"),
+    path("usage", usage.usage, name="usage-lines"),
+    path("usage/costs", usage.costs, name="usage-costs"),
     path("keys", keys.keys, name="api-keys"),
     path("keys/<str:key_id>/rotate", keys.rotate, name="rotate-api-key"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),

@@ -1,0 +1,218 @@
+"""What a tenant used and what it cost, by day or hour and whatever else: read from the roll-ups, page by page.
+
+A page is found by the last row of the one before, not by counting rows over: the thousandth costs what the
+first does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from django.db.models import CharField, F, Q, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Coalesce
+
+from inference.models import LatencyDay, LatencyMetric, UsageDay, UsageHour, percentile_ms
+
+SHARES: Final = (0.5, 0.95, 0.99)
+"""The percentiles of latencies that reports give."""
+
+
+class BadCursor(ValueError):
+    """This page token is none of ours, or of another report."""
+
+
+class Dimension(StrEnum):
+    PROJECT = "project"
+    KEY = "key"
+    MODEL = "model"
+    TIER = "tier"
+    FINISH_REASON = "finish_reason"
+
+
+class Width(StrEnum):
+    DAY = "1d"
+    """Of the tenant's time zone."""
+    HOUR = "1h"
+    """Of UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is asked for."""
+
+    tenant_id: int
+    since: datetime
+    """Hours: from here. Days: those from this moment's date on."""
+    until: datetime
+    """Not included; of days the last one is the day before this moment's date."""
+    width: Width = Width.DAY
+    group_by: tuple[Dimension, ...] = ()
+    filters: Mapping[Dimension, Sequence[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    starts: date | datetime
+    groups: dict[Dimension, str]
+    """By what it was asked to be grouped; an empty text where there is none (the console's chat has no key)."""
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+    adjustment_microusd: int
+    latency_ms: dict[LatencyMetric, tuple[float | None, ...]] | None
+    """Percentiles as in SHARES; None where the histograms can't tell (hours, finish reasons)."""
+
+    @property
+    def total_microusd(self) -> int:
+        return self.cost_microusd + self.adjustment_microusd
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    lines: list[Line]
+    next_cursor: str | None
+
+
+_COLUMNS: Final = {
+    Dimension.PROJECT: "project_public_id",
+    Dimension.KEY: "key_public_id",
+    Dimension.MODEL: "model",
+    Dimension.TIER: "tier",
+    Dimension.FINISH_REASON: "finish_reason",
+}
+_SUMS: Final = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost_microusd",
+    "adjustment_microusd",
+)
+
+
+def usage_page(report: Report, *, limit: int, cursor: str | None = None) -> Page:
+    """The next `limit` lines, oldest first. Two queries. Raises BadCursor."""
+    names = ["at", *report.group_by]
+    rows = _grouped(_rolled_up(report), report)
+    if cursor is not None:
+        rows = rows.filter(_after(names, _read_cursor(cursor, report)))
+    found = list(
+        rows.values(*names)
+        .annotate(**{f"sum_{name}": Sum(name) for name in _SUMS})
+        .order_by(*names)[: limit + 1]
+    )
+    page, has_more = found[:limit], len(found) > limit
+    latencies = _latencies(report, page)
+    lines = [
+        Line(
+            starts=row["at"],
+            groups={dimension: row[dimension] for dimension in report.group_by},
+            **{name: int(row[f"sum_{name}"]) for name in _SUMS},
+            latency_ms=None if latencies is None else latencies.get(_key(row, names), _NO_LATENCY),
+        )
+        for row in page
+    ]
+    return Page(lines, _write_cursor(page[-1], report) if has_more else None)
+
+
+_NO_LATENCY: Final[dict[LatencyMetric, tuple[float | None, ...]]] = {
+    metric: (None,) * len(SHARES) for metric in LatencyMetric
+}
+
+
+def _rolled_up(report: Report) -> QuerySet[Any]:
+    if report.width is Width.HOUR:
+        hours: QuerySet[Any] = UsageHour.objects.filter(
+            tenant_id=report.tenant_id, starts_at__gte=report.since, starts_at__lt=report.until
+        ).annotate(at=F("starts_at"))
+        return hours
+    days: QuerySet[Any] = UsageDay.objects.filter(
+        tenant_id=report.tenant_id, day__gte=report.since.date(), day__lt=report.until.date()
+    ).annotate(at=F("day"))
+    return days
+
+
+def _grouped(rows: QuerySet[Any], report: Report) -> QuerySet[Any]:
+    for dimension, wanted in (report.filters or {}).items():
+        rows = rows.filter(**{f"{_COLUMNS[dimension]}__in": wanted})
+    # `model` and `tier` are columns by their own names; ids become text, and none an empty one.
+    ids = {
+        dimension: Coalesce(Cast(_COLUMNS[dimension], CharField()), Value(""))
+        for dimension in report.group_by
+        if dimension in (Dimension.PROJECT, Dimension.KEY)
+    }
+    grouped: QuerySet[Any] = rows.order_by().annotate(**ids)
+    return grouped
+
+
+def _after(names: Sequence[str], values: Sequence[Any]) -> Q:
+    """Rows whose (names) come after (values), as SQL's comparison of rows has it."""
+    condition = Q()
+    for depth in range(len(names)):
+        equal = {names[i]: values[i] for i in range(depth)}
+        condition |= Q(**equal, **{f"{names[depth]}__gt": values[depth]})
+    # The first name's bound again, alone: that one an index can use.
+    return Q(**{f"{names[0]}__gte": values[0]}) & condition
+
+
+def _latencies(
+    report: Report, page: Sequence[dict[str, Any]]
+) -> dict[tuple[Any, ...], dict[LatencyMetric, tuple[float | None, ...]]] | None:
+    filtered = set(report.filters or {})
+    if report.width is Width.HOUR or Dimension.FINISH_REASON in {*report.group_by, *filtered} or not page:
+        return None
+    names = ["at", *report.group_by]
+    rows = LatencyDay.objects.filter(
+        tenant_id=report.tenant_id, day__gte=page[0]["at"], day__lte=page[-1]["at"]
+    ).annotate(at=F("day"))
+    histograms: dict[tuple[Any, ...], dict[str, dict[int, int]]] = {}
+    for row in _grouped(rows, report).values(*names, "metric", "bucket").annotate(n=Sum("requests")):
+        histograms.setdefault(_key(row, names), {}).setdefault(row["metric"], {})[row["bucket"]] = int(
+            row["n"]
+        )
+    return {
+        key: {
+            metric: tuple(percentile_ms(of.get(metric, {}), share) for share in SHARES)
+            for metric in LatencyMetric
+        }
+        for key, of in histograms.items()
+    }
+
+
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names)
+
+
+def _write_cursor(row: Mapping[str, Any], report: Report) -> str:
+    values = [row["at"].isoformat(), *(row[dimension] for dimension in report.group_by)]
+    text = json.dumps([report.width, list(report.group_by), values], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str, report: Report) -> list[Any]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        width, group_by, values = json.loads(text)
+        if width != report.width or group_by != list(report.group_by) or len(values) != len(group_by) + 1:
+            raise BadCursor("this page belongs to another report")
+        if not all(isinstance(value, str) and "\x00" not in value for value in values):
+            raise BadCursor("not a page of ours")
+        first = (
+            datetime.fromisoformat(values[0]) if report.width is Width.HOUR else date.fromisoformat(values[0])
+        )
+        if isinstance(first, datetime) and first.tzinfo is None:
+            first = first.replace(tzinfo=UTC)
+        return [first, *values[1:]]
+    except BadCursor:
+        raise
+    except (ValueError, TypeError, binascii.Error, RecursionError) as error:
+        raise BadCursor("not a page of ours") from error

@@ -1,0 +1,175 @@
+"""Reports: every grouping adds up to the ledger, every page follows the one before, nothing of another tenant."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+
+import pytest
+
+from inference.models import UsageRecord
+from inference.reports import BadCursor, Dimension, Report, Width, usage_page
+from inference.services.ledger import adjust_usage, record_usage
+from tenants.models import ModelPrice, Tenant
+from tenants.principal import Scope
+from tenants.services import create_project
+from tests.factories import TEST, make_key, make_tenant
+from tests.inference.ledger_driving import an_event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+START = datetime(2026, 9, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    ModelPrice.objects.create(
+        model="a",
+        valid_from=START,
+        input_microusd_per_mtok=150_001,
+        cached_input_microusd_per_mtok=75_000,
+        output_microusd_per_mtok=600_003,
+    )
+    tenant, other = make_tenant(), make_tenant()
+    project = create_project(actor=TEST, tenant=tenant, name="Search")
+    keys = [str(make_key(tenant, project=owner).api_key.public_id) for owner in (project, None)]
+    dice = random.Random(5)
+    events = []
+    for i in range(400):
+        at = int((START + timedelta(minutes=dice.randrange(60 * 24 * 6))).timestamp() * 1000)
+        events.append(
+            an_event(
+                str(tenant.public_id),
+                f"report-{i}",
+                model=dice.choice(["a", "b"]),
+                tier=dice.choice(["standard", "batch"]),
+                finish_reason=dice.choice(["stop", "length", "cancelled", "error"]),
+                key_id=dice.choice([*keys, None]),
+                prompt_tokens=dice.randrange(1, 5000),
+                completion_tokens=dice.randrange(500),
+                created_at_ms=at,
+                first_token_at_ms=at + dice.randrange(20, 3000),
+                finished_at_ms=at + 4000,
+            )
+        )
+    record_usage(events)
+    record_usage(
+        [an_event(str(other.public_id), "theirs", model="secret", created_at_ms=events[0].created_at_ms)]
+    )
+    return tenant
+
+
+def lines_of(report: Report, limit: int):
+    cursor, lines = None, []
+    while True:
+        page = usage_page(report, limit=limit, cursor=cursor)
+        assert len(page.lines) <= limit
+        lines += page.lines
+        if page.next_cursor is None:
+            return lines
+        cursor = page.next_cursor
+
+
+def a_report(tenant: Tenant, **given) -> Report:
+    return Report(**{"tenant_id": tenant.pk, "since": START, "until": START + timedelta(days=365), **given})
+
+
+@pytest.mark.parametrize("width", Width)
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_every_grouping_adds_up_to_the_ledger(tenant, width, depth):
+    """FAULTS 64."""
+    adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-77, reason="test")
+    rows = list(UsageRecord.objects.for_tenant(tenant))
+    cost = sum(row.cost_microusd for row in rows)
+    for group_by in combinations(Dimension, depth):
+        lines = lines_of(a_report(tenant, width=width, group_by=group_by), limit=7)
+        assert sum(line.requests for line in lines) == len(rows)
+        assert sum(line.prompt_tokens for line in lines) == sum(row.prompt_tokens for row in rows)
+        assert sum(line.completion_tokens for line in lines) == sum(row.completion_tokens for row in rows)
+        assert sum(line.total_microusd for line in lines) == cost - 77
+        keys = [(line.starts, *line.groups.values()) for line in lines]
+        assert keys == sorted(keys)
+        assert len(set(keys)) == len(keys)
+        assert "secret" not in str(lines)
+
+
+def test_percentiles_are_those_of_the_rows(tenant):
+    for line in lines_of(a_report(tenant, group_by=(Dimension.MODEL, Dimension.KEY)), limit=1000):
+        waits = sorted(
+            (row.first_token_at - row.created_at).total_seconds() * 1000
+            for row in UsageRecord.objects.filter(
+                tenant=tenant,
+                day=line.starts,
+                model=line.groups[Dimension.MODEL],
+                key_public_id=line.groups[Dimension.KEY] or None,
+            )
+        )
+        for share, told in zip((0.5, 0.95, 0.99), line.latency_ms["ttft"], strict=True):
+            exact = waits[max(0, -int(-share * len(waits) // 1) - 1)]
+            assert told == pytest.approx(exact, rel=0.06)
+
+
+def test_a_cursor_of_another_report_or_of_nobody_is_refused(tenant):
+    report = a_report(tenant, group_by=(Dimension.MODEL,))
+    cursor = usage_page(report, limit=1).next_cursor
+    for bad in ("", "x", "AAAA", "e30", cursor[:-3], "W10", "bnVsbA"):
+        with pytest.raises(BadCursor):
+            usage_page(report, limit=1, cursor=bad)
+    with pytest.raises(BadCursor):
+        usage_page(a_report(tenant), limit=1, cursor=cursor)
+
+
+def test_a_page_takes_two_queries(tenant, django_assert_num_queries):
+    """FAULTS 73."""
+    report = a_report(tenant, group_by=(Dimension.MODEL, Dimension.KEY))
+    with django_assert_num_queries(2):
+        usage_page(report, limit=5)
+
+
+def test_over_http(http, tenant):
+    bearer = {"Authorization": f"Bearer {make_key(tenant, scopes=[Scope.USAGE_READ]).secret}"}
+    asked = {"start": "2026-09-01", "end": "2027-01-01", "group_by": "model,project", "limit": "5"}
+    first = http.get("usage", params=asked, headers=bearer).json()
+    assert (first["object"], len(first["data"]), first["has_more"]) == ("page", 5, True)
+    line = first["data"][0]
+    assert line.keys() >= {
+        "start",
+        "model",
+        "project",
+        "requests",
+        "input_tokens",
+        "ttft_ms",
+        "total_microusd",
+    }
+    assert line["start"] == "2026-09-01"
+    second = http.get("usage", params={**asked, "page": first["next_page"]}, headers=bearer).json()
+    assert second["data"][0] not in first["data"]
+    costs = http.get(
+        "usage/costs", params={"start": "2026-09-01", "end": "2027-01-01"}, headers=bearer
+    ).json()
+    rows = UsageRecord.objects.for_tenant(tenant)
+    assert sum(each["total_microusd"] for each in costs["data"]) == sum(row.cost_microusd for row in rows)
+    only = http.get("usage", params={**asked, "model": "b", "bucket_width": "1h"}, headers=bearer).json()
+    assert {each["model"] for each in only["data"]} == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"group_by": "user"}, "group_by"),
+        ({"bucket_width": "1m"}, "bucket_width"),
+        ({"limit": "0"}, "limit"),
+        ({"limit": "²"}, "limit"),
+        ({"start": "yesterday"}, "start"),
+        ({"start": "9" * 30}, "start"),
+        ({"start": "2026-02-01", "end": "2026-01-01"}, "start"),
+        ({"page": "x"}, "page"),
+        ({"key": "mine"}, "key"),
+        ({"model": "\x00"}, "model"),
+        ({"modle": "x"}, "modle"),
+    ],
+)
+def test_what_will_not_do_is_named(http, given, param):
+    bearer = {"Authorization": f"Bearer {make_key(scopes=[Scope.USAGE_READ]).secret}"}
+    answer = http.get("usage", params=given, headers=bearer)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
