@@ -8,10 +8,12 @@ import sys
 from engine_worker.arguments import parse
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.engine.embedding_engine import EmbeddingEngine
 from engine_worker.engine.types import UnsupportedModel
 from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_worker
+from engine_worker.runner.encoder import is_encoder
 
 
 def main() -> int:
@@ -20,6 +22,19 @@ def main() -> int:
     try:
         directory = ensure_model(arguments.model_spec, arguments.var_dir / "models")
         config = EngineConfig(model_dir=directory, **arguments.engine)
+        if is_encoder(directory):
+            embedder = EmbeddingEngine(config)
+            return run_worker(
+                embedder,
+                lambda: read_model_card(
+                    arguments.worker.model,
+                    directory,
+                    context_length=embedder.encoder.max_tokens,
+                    dtype="fp32",
+                    kind="embedding",
+                ),
+                arguments.worker,
+            )
         engine = AsyncEngine(config)
         return run_worker(
             engine,

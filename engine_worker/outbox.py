@@ -9,6 +9,7 @@ attempt can't touch the attempt that took its place. One of several choices is `
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,6 +137,7 @@ class Outbox:
                 index=index,
                 choice_end=choice_end,
                 prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs is not None else None,
+                embedding=None if output.embedding is None else b64encode(output.embedding).decode(),
             )
         )
 

@@ -199,6 +199,9 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Set in a choice's last chunk where there are several; `finish` is the end of all."""
     prompt_logprobs: list[PositionLogprobs] | None = None
     """Of the prompt's second token and all that follow; in the first chunk, where asked for."""
+    embedding: str | None = None
+    """Of an embedding model, in the only chunk: the vector's little-endian float32 in base64, as OpenAI's
+    API gives it. Text, because Redis's MessagePack knows no bytes."""
     v: int = msgspec.field(default_factory=_version)
 
 
@@ -255,6 +258,8 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     eos_token: str | None = None
     chat_template: str | None = None
     dtype: str = "float32"
+    kind: str = "generate"
+    """Or `embedding`: each request gives one vector."""
     adapters: dict[str, str] = {}
     """LoRA adapters by name, each with the public id of the tenant that it is for; "": for all."""
     v: int = msgspec.field(default_factory=_version)

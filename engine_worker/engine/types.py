@@ -53,6 +53,8 @@ class RequestOutput:
     finish: Finish | None = None
     prompt_logprobs: Sequence[PositionLogprobs] | None = None
     """Of the prompt's second token and all that follow: once, where asked for."""
+    embedding: bytes | None = None
+    """Of an embedding model: the vector as little-endian float32, with the finish."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     Raises ApiError: InvalidRequest (too long, can never fit), RateLimited, Overloaded, Conflict. Nothing is
     charged and nothing is queued then.
     """
+    if asked.model.card.kind != "generate":
+        raise InvalidRequest(
+            f"'{asked.model.card.model}' is an embedding model: it generates no text.", param="model"
+        )
     _refuse_when_overloaded(principal, asked.model)
     if not principal.allows(asked.model.card.model):
         raise NotAllowed(

@@ -243,3 +243,9 @@ def status(model: str, rung: Rung) -> WorkerStatus:
     return WorkerStatus(
         worker_id="w", model=model, device="cpu", max_num_seqs=1, step_ms=1.0, rung=rung, **numbers
     )
+
+
+async def test_an_embedding_model_generates_no_text(runtime, model, principal):
+    embedder = ServedModel(structs.replace(model.card, kind="embedding"), model.renderer, model.first_seen_at)
+    with pytest.raises(InvalidRequest, match="is an embedding model"):
+        await submit(runtime, principal, ask(embedder))
