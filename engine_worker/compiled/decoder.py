@@ -15,21 +15,21 @@ from torch import Tensor
 from engine_worker.attention.interface import KVShape, Segment
 from engine_worker.compiled import attention, product, team
 from engine_worker.compiled.forward import LAYER, STAGES_PER_LAYER, STEP, run_step
-from engine_worker.compiled.tile import MAX_ROWS, WIDTH
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF, MAX_ROWS, WIDTH
+from engine_worker.config import Precision
 from engine_worker.runner.model_loader import LoadedModel
 
 log = structlog.get_logger(__name__)
 
+_KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": BYTE}
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def unsupported(loaded: LoadedModel, precision: str) -> str | None:
+def unsupported(loaded: LoadedModel) -> str | None:
     """Why this model can't run here; None if it can."""
     config = loaded.model.config
     if not team.AVAILABLE or WIDTH == 0:
         return "no OpenMP runtime of GCC's, or no vector unit that is known"
-    if precision not in ("fp32", "fp16"):
-        return f"precision {precision!r}"
     if config.model_type not in FAMILIES:
         return f"family {config.model_type!r}"
     if config.hidden_act not in ("silu", "swish"):
@@ -45,9 +45,9 @@ class CompiledDecoder:
     `keys`, `values`: [layers, blocks, ...], see `attention`.
     """
 
-    def __init__(self, loaded: LoadedModel, shape: KVShape, half: bool, threads: int) -> None:
+    def __init__(self, loaded: LoadedModel, shape: KVShape, precision: Precision, threads: int) -> None:
         model, config = loaded.model, loaded.model.config
-        began = time.perf_counter()
+        began, kind = time.perf_counter(), _KIND[precision]
         self._threads = threads
         self._rotary = model.model.rotary_emb
         self._vocab = model.lm_head.out_features
@@ -64,10 +64,10 @@ class CompiledDecoder:
         self._lead = _padded(self._size)
         self._inner = _padded(config.intermediate_size)
         self._embedding = model.model.embed_tokens.weight.detach()
-        lm_head = self._keep(product.pack(model.lm_head.weight.detach(), half))
+        lm_head = self._keep(product.pack(model.lm_head.weight.detach(), kind))
         self._layers = np.zeros(shape.num_layers, LAYER)
         for number, layer in enumerate(model.model.layers):
-            self._layers[number] = self._packed(layer, number, half)
+            self._layers[number] = self._packed(layer, number, kind)
             for parameter in layer.parameters():
                 parameter.data = torch.empty(0)
         model.lm_head.weight = None
@@ -84,7 +84,7 @@ class CompiledDecoder:
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             inner=self._inner,
-            half=int(half),
+            kind=kind,
             final_norm=self._keep(model.model.norm.weight.detach().clone()),
             lm_head=lm_head,
             vocab_panels=-(-self._vocab // WIDTH),
@@ -160,18 +160,18 @@ class CompiledDecoder:
         self.keys[:, list(blocks)] = 0
         self.values[:, list(blocks)] = 0
 
-    def _packed(self, layer: Any, number: int, half: bool) -> Any:
+    def _packed(self, layer: Any, number: int, kind: int) -> Any:
         attn, mlp = layer.self_attn, layer.mlp
         qkv = [attn.q_proj, attn.k_proj, attn.v_proj]
         weight = torch.cat([part.weight.detach() for part in qkv])
-        gate, up = (product.pack(part.weight.detach(), half) for part in (mlp.gate_proj, mlp.up_proj))
+        gate, up = (product.pack(part.weight.detach(), kind) for part in (mlp.gate_proj, mlp.up_proj))
         packed = {
             "input_norm": self._keep(layer.input_layernorm.weight.detach().clone()),
-            "qkv": self._keep(product.pack(weight, half)),
-            "out": self._keep(product.pack(attn.o_proj.weight.detach(), half)),
+            "qkv": self._keep(product.pack(weight, kind)),
+            "out": self._keep(product.pack(attn.o_proj.weight.detach(), kind)),
             "post_norm": self._keep(layer.post_attention_layernorm.weight.detach().clone()),
             "gate_up": self._keep(torch.stack((gate, up), dim=1)),
-            "down": self._keep(product.pack(mlp.down_proj.weight.detach(), half, depth=self._inner)),
+            "down": self._keep(product.pack(mlp.down_proj.weight.detach(), kind, depth=self._inner)),
             "keys": self.keys[number].data_ptr(),
             "values": self.values[number].data_ptr(),
             "window": _window(attn) or 0,

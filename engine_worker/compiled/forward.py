@@ -38,7 +38,7 @@ STEP: Final = np.dtype(
             (name, np.int64)
             for name in (
                 # the model
-                "layers", "num_layers", "size", "lead", "heads", "kv_heads", "head_dim", "inner", "rotary", "half",
+                "layers", "num_layers", "size", "lead", "heads", "kv_heads", "head_dim", "inner", "rotary", "kind",
                 "final_norm", "lm_head", "vocab_panels", "block_size",
                 # the step: how many, and addresses
                 "tokens", "tiles", "rows", "samples", "sample_tiles", "sample_rows", "tasks",
@@ -159,7 +159,7 @@ def _attention(step: Any, layer: Any, counter: int, scratch: int) -> None:
 def _run(step: Any, thread: int, threads: int) -> None:
     scratch = step.scratch + thread * step.scratch_bytes
     first, last = step.tokens * thread // threads, step.tokens * (thread + 1) // threads
-    size, lead, half = step.size, step.lead, step.half != 0
+    size, lead, kind = step.size, step.lead, step.kind
     attended = step.heads * step.head_dim
     layers = _layers(step.layers, step.num_layers)
     counter = step.counters
@@ -177,7 +177,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
             )
         barrier()
         linear(
-            counter, threads, step.normed, step.tiles, step.rows, size, layer.qkv, half, qkv_lead(step) // WIDTH,
+            counter, threads, step.normed, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
             layer.qkv_bias, step.qkv, qkv_lead(step), False, scratch,
         )  # fmt: skip
         barrier()
@@ -187,7 +187,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
         _attention(step, layer, counter + 8, scratch)
         barrier()
         linear(
-            counter + 16, threads, step.attended, step.tiles, step.rows, attended, layer.out, half,
+            counter + 16, threads, step.attended, step.tiles, step.rows, attended, layer.out, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
         barrier()
@@ -205,12 +205,12 @@ def _run(step: Any, thread: int, threads: int) -> None:
             )
         barrier()
         gated(
-            counter + 24, threads, step.normed, step.tiles, step.rows, size, layer.gate_up, half,
+            counter + 24, threads, step.normed, step.tiles, step.rows, size, layer.gate_up, kind,
             width_panels(step.inner), step.gated, scratch,
         )  # fmt: skip
         barrier()
         linear(
-            counter + 32, threads, step.gated, step.tiles, step.rows, step.inner, layer.down, half,
+            counter + 32, threads, step.gated, step.tiles, step.rows, step.inner, layer.down, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
         barrier()
@@ -229,7 +229,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
     barrier()
     if step.samples > 0:
         linear(
-            counter, threads, step.normed, step.sample_tiles, step.sample_rows, size, step.lm_head, half,
+            counter, threads, step.normed, step.sample_tiles, step.sample_rows, size, step.lm_head, kind,
             step.vocab_panels, 0, step.logits, step.vocab_panels * WIDTH, False, scratch,
         )  # fmt: skip
 

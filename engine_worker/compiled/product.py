@@ -1,7 +1,7 @@
 """Linear layers from tiles: y = x W^T, with what surrounds it done while the result is in cache.
 
 Activations come tiled, [tiles][depth][rows], as `tile.tile` reads them; `rows` is the same for all
-tiles of a step, the last padded. Weights are packed once into panels, [panels][depth][WIDTH].
+tiles of a step, the last padded. Weights are packed once into panels of WIDTH outputs.
 
 Threads take chunks of panels from a shared counter, so that one which the system holds up does not
 keep the others waiting.
@@ -19,7 +19,21 @@ from torch import Tensor
 
 from engine_worker.compiled.memory import floats
 from engine_worker.compiled.team import take
-from engine_worker.compiled.tile import LANES, MAX_ROWS, WIDTH, half_tile, silu_gate, tile, widen
+from engine_worker.compiled.tile import (
+    BYTE,
+    FLOAT,
+    HALF,
+    LANES,
+    MAX_ROWS,
+    SIZES,
+    WIDTH,
+    byte_tile,
+    half_tile,
+    silu_gate,
+    tile,
+    widen_bytes,
+    widen_half,
+)
 
 FEW_TILES: Final = 4
 """Up to here the weights are read once from memory, panel by panel; beyond, a group of panels that fits
@@ -33,14 +47,27 @@ def tiling(rows: int) -> tuple[int, int]:
     return tiles, -(-rows // tiles)
 
 
-def pack(weight: Tensor, half: bool, depth: int | None = None) -> Tensor:
-    """[out, in] to panels [ceil(out / WIDTH), depth, WIDTH], float32 or float16, padded with zeros."""
+def pack(weight: Tensor, kind: int, depth: int | None = None) -> Tensor:
+    """[out, in] to panels, uint8[ceil(out / WIDTH), panel_bytes(kind, depth)], padded with zeros.
+
+    A panel is [depth][WIDTH] weights. Bytes are rounded to 127 steps of the largest weight of their output.
+    """
     outputs, inputs = weight.shape
     panels, depth = -(-outputs // WIDTH), depth or inputs
-    padded = torch.zeros(panels * WIDTH, depth, dtype=weight.dtype)
+    padded = torch.zeros(panels * WIDTH, depth)
     padded[:outputs, :inputs] = weight
     packed = padded.view(panels, WIDTH, depth).transpose(1, 2)
-    return packed.to(torch.float16 if half else torch.float32).contiguous()
+    if kind != BYTE:
+        packed = packed.to(torch.float16 if kind == HALF else torch.float32).contiguous()
+        return packed.view(torch.uint8).view(panels, -1)
+    scales = padded.abs().amax(dim=1).clamp_(min=1e-9).view(panels, WIDTH) / 127
+    whole = (packed / scales[:, None]).round_().to(torch.int8).contiguous()
+    return torch.cat((scales.view(torch.uint8), whole.view(torch.uint8).view(panels, -1)), dim=1)
+
+
+@njit(nogil=True)
+def panel_bytes(kind: int, depth: int) -> int:
+    return depth * WIDTH * SIZES[kind] + (4 * WIDTH if kind == BYTE else 0)
 
 
 @njit(nogil=True)
@@ -66,12 +93,28 @@ def _chunk(panels: int, threads: int, tiles: int, depth: int) -> int:
 
 @njit(nogil=True)
 def _one(
-    half: bool, rows: int, x: int, w: int, depth: int, y: int, ldy: int, add: bool, ahead: int, step: int
+    kind: int, rows: int, x: int, w: int, depth: int, y: int, ldy: int, add: bool, ahead: int, step: int
 ) -> None:
-    if half:
+    if kind == HALF:
         half_tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
+    elif kind == BYTE:
+        byte_tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
     else:
         tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
+
+
+@njit(nogil=True)
+def _widen(kind: int, panels: int, count: int, depth: int, scratch: int) -> int:
+    """The address of `count` panels in float32: where they are, or copied to `scratch`."""
+    if kind == FLOAT:
+        return panels
+    for number in range(count):
+        source, target = panels + number * panel_bytes(kind, depth), scratch + 4 * number * depth * WIDTH
+        if kind == HALF:
+            widen_half(source, target, depth)
+        else:
+            widen_bytes(source, target, depth)
+    return scratch
 
 
 @njit(nogil=True)
@@ -83,7 +126,7 @@ def linear(
     rows: int,
     depth: int,
     w: int,
-    half: bool,
+    kind: int,
     panels: int,
     bias: int,
     y: int,
@@ -93,12 +136,11 @@ def linear(
 ) -> None:
     """One thread's part of y (+)= x W^T (+ bias).
 
-    `x`: float32[tiles][depth][rows]; `w`: [panels][depth][WIDTH]; `bias`: float32[panels * WIDTH] or 0, not
+    `x`: float32[tiles][depth][rows]; `w`: panels of `kind`; `bias`: float32[panels * WIDTH] or 0, not
     together with `accumulate`; `y`: float32[tiles * rows][ldy]; `scratch`: `scratch_floats(depth)` of this
     thread's own.
     """
-    size = 2 if half else 4
-    panel_bytes = depth * WIDTH * size
+    size, each = SIZES[kind], panel_bytes(kind, depth)
     chunk = _chunk(panels, threads, tiles, depth)
     add = accumulate or bias != 0
     while True:
@@ -112,18 +154,15 @@ def linear(
                 target[:] = floats(bias + 4 * first * WIDTH, (last - first) * WIDTH)
         if tiles <= FEW_TILES:
             for panel in range(first, last):
-                at = w + panel * panel_bytes
+                at = w + panel * each
                 for t in range(tiles):
                     # While this panel is used, the next is fetched: each tile fetches its share.
-                    ahead = at + panel_bytes + t * (panel_bytes // tiles)
+                    ahead = at + each + t * (each // tiles)
                     target = y + 4 * (t * rows * ldy + panel * WIDTH)
                     source = x + 4 * t * depth * rows
-                    _one(half, rows, source, at, depth, target, ldy, add, ahead, WIDTH * size // tiles)
+                    _one(kind, rows, source, at, depth, target, ldy, add, ahead, WIDTH * size // tiles)
         else:
-            at = w + first * panel_bytes
-            if half:
-                widen(at, scratch, (last - first) * depth * WIDTH // LANES)
-                at = scratch
+            at = _widen(kind, w + first * each, last - first, depth, scratch)
             for t in range(tiles):
                 for panel in range(first, last):
                     b = at + (panel - first) * depth * WIDTH * 4
@@ -140,17 +179,16 @@ def gated(
     rows: int,
     depth: int,
     w: int,
-    half: bool,
+    kind: int,
     panels: int,
     y: int,
     scratch: int,
 ) -> None:
     """One thread's part of y = silu(x Wg^T) * (x Wu^T), tiled again: float32[tiles][panels * WIDTH][rows].
 
-    `w`: [panels][2][depth][WIDTH], each panel of Wg followed by that of Wu.
+    `w`: [panels][2], each panel of Wg followed by that of Wu.
     """
-    size = 2 if half else 4
-    panel_bytes = depth * WIDTH * size
+    size, each = SIZES[kind], panel_bytes(kind, depth)
     results = scratch + 4 * (scratch_floats(depth) - 2 * MAX_ROWS * WIDTH)
     other = results + 4 * MAX_ROWS * WIDTH
     made = floats(results, rows * WIDTH)
@@ -162,21 +200,18 @@ def gated(
         last = min(first + chunk, panels)
         if tiles <= FEW_TILES:
             for panel in range(first, last):
-                at = w + 2 * panel * panel_bytes
+                at = w + 2 * panel * each
                 for t in range(tiles):
                     source = x + 4 * t * depth * rows
-                    ahead = at + 2 * panel_bytes + 2 * t * (panel_bytes // tiles)
+                    ahead = at + 2 * each + 2 * t * (each // tiles)
                     step = WIDTH * size // tiles
-                    _one(half, rows, source, at, depth, results, WIDTH, False, ahead, step)
-                    ahead += panel_bytes // tiles
-                    _one(half, rows, source, at + panel_bytes, depth, other, WIDTH, False, ahead, step)
+                    _one(kind, rows, source, at, depth, results, WIDTH, False, ahead, step)
+                    ahead += each // tiles
+                    _one(kind, rows, source, at + each, depth, other, WIDTH, False, ahead, step)
                     silu_gate(results, other, rows * WIDTH // LANES)
                     _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
         else:
-            at = w + 2 * first * panel_bytes
-            if half:
-                widen(at, scratch, 2 * (last - first) * depth * WIDTH // LANES)
-                at = scratch
+            at = _widen(kind, w + 2 * first * each, 2 * (last - first), depth, scratch)
             for t in range(tiles):
                 source = x + 4 * t * depth * rows
                 for panel in range(first, last):

@@ -3,10 +3,10 @@
     c[rows, WIDTH] (+)= a[rows, depth] b[depth, WIDTH]
 
 `a` lies with its rows innermost, [depth][rows], so that one address walks it; `b` has a row of
-WIDTH contiguous numbers per step, float32 or float16. Per step that is two loads of `b`, and for each row
-one broadcast of `a` and two fused multiply-adds: with 12 rows of two 16-lane registers, 24
-accumulators hide the latency of both multiply units. The layout and the tile are those of
-BLIS (Van Zee, van de Geijn, "BLIS", ACM TOMS 41(3), 2015).
+WIDTH contiguous numbers per step: float32, float16, or int8 with a scale per column. Per step that
+is two loads of `b`, and for each row one broadcast of `a` and two fused multiply-adds: with 12 rows
+of two 16-lane registers, 24 accumulators hide the latency of both multiply units. The layout and
+the tile are those of BLIS (Van Zee, van de Geijn, "BLIS", ACM TOMS 41(3), 2015).
 
 Written as LLVM instructions because no loop that numba compiles is sure to keep 24 accumulators in
 registers. All addresses are plain integers, in bytes.
@@ -71,21 +71,50 @@ def _splat(builder: Any, value: Any, kind: Any = _VECTOR) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, kind.count), None))
 
 
-def _define_tile(module: Any, rows: int, half: bool) -> Any:
+FLOAT: Final = 0
+HALF: Final = 1
+BYTE: Final = 2
+"""Kinds of weights. A panel of bytes begins with the float32 scales of its WIDTH columns."""
+SIZES: Final = (4, 2, 1)
+_KINDS: Final = (_FLOAT, _HALF, _I8)
+
+
+def _widened(builder: Any, kind: int, address: Any, scale: Any) -> Any:
+    """LANES weights of a kind as float32; `scale`: those of their columns, for bytes."""
+    loaded = _load(builder, address, ir.VectorType(_KINDS[kind], LANES), align=SIZES[kind])
+    if kind == HALF:
+        return builder.fpext(loaded, _VECTOR)
+    if kind == BYTE:
+        whole = builder.sext(loaded, ir.VectorType(_I32, LANES))
+        return builder.fmul(builder.sitofp(whole, _VECTOR), scale)
+    return loaded
+
+
+def _scales(builder: Any, kind: int, panel: Any) -> tuple[list[Any], Any]:
+    """The columns' scales, and the address of the weights behind them."""
+    if kind != BYTE:
+        return [None] * _VECTORS, panel
+    scales = [
+        _load(builder, builder.add(panel, _int(4 * LANES * vector)), _VECTOR) for vector in range(_VECTORS)
+    ]
+    return scales, builder.add(panel, _int(4 * WIDTH))
+
+
+def _define_tile(module: Any, rows: int, kind: int) -> Any:
     """The machine code of one tile height. Arguments as `tile`'s, without `rows`."""
-    name = f"weir_tile_{rows}_{'half' if half else 'float'}"
+    name = f"weir_tile_{rows}_{kind}"
     if name in module.globals:
         return module.globals[name]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [*[_I64] * 6, _I1, _I64, _I64]), name)
     function.linkage = "linkonce_odr"
     a, b, ldb, depth, c, ldc, accumulate, ahead, ahead_step = function.args
-    size = 2 if half else 4
-    operand = ir.VectorType(_HALF if half else _FLOAT, LANES)
+    size = SIZES[kind]
     entry, step, done, add, end = (
         function.append_basic_block(label) for label in ("entry", "step", "done", "add", "end")
     )
     builder = ir.IRBuilder(entry)
     zero = ir.Constant(_VECTOR, None)
+    scales, b = _scales(builder, kind, b)
     builder.cbranch(builder.icmp_signed(">", depth, _int(0)), step, done)
 
     builder.position_at_end(step)
@@ -95,10 +124,10 @@ def _define_tile(module: Any, rows: int, half: bool) -> Any:
         at[label] = builder.phi(_I64)
         at[label].add_incoming(start, entry)
     sums = [[builder.phi(_VECTOR) for _ in range(_VECTORS)] for _ in range(rows)]
-    columns = []
-    for vector in range(_VECTORS):
-        loaded = _load(builder, builder.add(at["b"], _int(vector * LANES * size)), operand, align=size)
-        columns.append(builder.fpext(loaded, _VECTOR) if half else loaded)
+    columns = [
+        _widened(builder, kind, builder.add(at["b"], _int(vector * LANES * size)), scales[vector])
+        for vector in range(_VECTORS)
+    ]
     added = []
     for row in range(rows):
         value = _splat(builder, _load(builder, builder.add(at["a"], _int(4 * row)), _FLOAT))
@@ -152,7 +181,7 @@ def _define_tile(module: Any, rows: int, half: bool) -> Any:
     return function
 
 
-def _tile_intrinsic(half: bool) -> Any:
+def _tile_intrinsic(kind: int) -> Any:
     @intrinsic
     def emit(
         typing_context: Any,
@@ -177,7 +206,7 @@ def _tile_intrinsic(half: bool) -> Any:
                 case = builder.append_basic_block(f"rows{height}")
                 switch.add_case(_int(height), case)
                 with builder.goto_block(case):
-                    builder.call(_define_tile(builder.module, height, half), rest)
+                    builder.call(_define_tile(builder.module, height, kind), rest)
                     builder.branch(after)
             builder.position_at_end(after)
             return context.get_dummy_value()
@@ -187,8 +216,9 @@ def _tile_intrinsic(half: bool) -> Any:
     return emit
 
 
-_emit_tile = _tile_intrinsic(half=False)
-_emit_half_tile = _tile_intrinsic(half=True)
+_emit_tile = _tile_intrinsic(FLOAT)
+_emit_half_tile = _tile_intrinsic(HALF)
+_emit_byte_tile = _tile_intrinsic(BYTE)
 
 
 @njit(nogil=True, cache=True)
@@ -230,6 +260,23 @@ def half_tile(
     _emit_half_tile(rows, a, b, ldb, depth, c, ldc, accumulate, ahead, ahead_step)
 
 
+@njit(nogil=True, cache=True)
+def byte_tile(
+    rows: int,
+    a: int,
+    b: int,
+    ldb: int,
+    depth: int,
+    c: int,
+    ldc: int,
+    accumulate: bool,
+    ahead: int,
+    ahead_step: int,
+) -> None:
+    """One tile, `b` a panel of bytes: as `tile`, computed in float32."""
+    _emit_byte_tile(rows, a, b, ldb, depth, c, ldc, accumulate, ahead, ahead_step)
+
+
 def _loop(builder: Any, count: Any, carried: Any = None) -> tuple[Any, Any, Any, Any]:
     """Opens a loop over 0 .. count - 1; `_close` ends it. Returns (index, value carried, head, entry)."""
     entry = builder.block
@@ -255,20 +302,29 @@ def _close(builder: Any, index: Any, count: Any, head: Any, value: Any = None, c
     builder.position_at_end(after)
 
 
-@intrinsic
-def widen(typing_context: Any, source: Any, target: Any, vectors: Any) -> Any:
-    """float16 at `source` to float32 at `target`: `vectors` (at least 1) times LANES numbers."""
+def _widen_intrinsic(kind: int) -> Any:
+    @intrinsic
+    def emit(typing_context: Any, source: Any, target: Any, depth: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            panel, target, depth = args
+            scales, weights = _scales(builder, kind, panel)
+            index, _, head, _ = _loop(builder, depth)
+            for vector in range(_VECTORS):
+                column = builder.add(builder.mul(index, _int(WIDTH)), _int(vector * LANES))
+                read = builder.add(weights, builder.mul(column, _int(SIZES[kind])))
+                wide = _widened(builder, kind, read, scales[vector])
+                _store(builder, wide, builder.add(target, builder.mul(column, _int(4))))
+            _close(builder, index, depth, head)
+            return context.get_dummy_value()
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source, target, vectors = args
-        index, _, head, _ = _loop(builder, vectors)
-        read = builder.add(source, builder.mul(index, _int(2 * LANES)))
-        wide = builder.fpext(_load(builder, read, ir.VectorType(_HALF, LANES), align=2), _VECTOR)
-        _store(builder, wide, builder.add(target, builder.mul(index, _int(4 * LANES))))
-        _close(builder, index, vectors, head)
-        return context.get_dummy_value()
+        return types.void(types.intp, types.intp, types.intp), generate
 
-    return types.void(types.intp, types.intp, types.intp), generate
+    return emit
+
+
+widen_half = _widen_intrinsic(HALF)
+"""(panel, target, depth): a panel of float16 as one of float32."""
+widen_bytes = _widen_intrinsic(BYTE)
 
 
 @intrinsic

@@ -88,9 +88,9 @@ def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> D
         # Here and not above: it compiles machine code, or reads it from its cache.
         from engine_worker.compiled.decoder import CompiledDecoder, unsupported
 
-        reason = unsupported(loaded, config.precision) or ""
+        reason = unsupported(loaded) or ""
         if not reason:
-            return CompiledDecoder(loaded, shape, config.precision == "fp16", config.thread_count())
+            return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
     if config.kernels == "compiled":
         raise UnsupportedModel(f"the compiled kernels can't run this: {reason}")
     log.info("decoder.torch_kernels", reason=reason)

@@ -9,7 +9,7 @@ from numba import njit
 
 from engine_worker.compiled import product
 from engine_worker.compiled.product import FEW_TILES, gated, linear, pack, tiling
-from engine_worker.compiled.tile import LANES, MAX_ROWS, WIDTH, exponentials, largest
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LANES, MAX_ROWS, WIDTH, exponentials, largest
 
 pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known")
 
@@ -24,15 +24,23 @@ def tiled(x):
     return padded.view(tiles, rows, -1).transpose(1, 2).contiguous(), tiles, rows
 
 
-@pytest.mark.parametrize("half", [False, True])
+def rounded(weight, kind):
+    """What is left of a weight in its kind."""
+    if kind == BYTE:
+        scales = weight.abs().amax(dim=1, keepdim=True) / 127
+        return (weight / scales).round() * scales
+    return weight.half().float() if kind == HALF else weight
+
+
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BYTE])
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", ["plain", "bias", "accumulate"])
-def test_linear(rows, half, kind):
+@pytest.mark.parametrize("what", ["plain", "bias", "accumulate"])
+def test_linear(rows, kind, what):
     torch.manual_seed(rows)
     depth, outputs = 37, 3 * WIDTH + 5
     x, weight, bias = torch.randn(rows, depth), torch.randn(outputs, depth), torch.randn(outputs)
     a, tiles, height = tiled(x)
-    panels = pack(weight, half)
+    panels = pack(weight, kind)
     padded_bias = torch.zeros(len(panels) * WIDTH)
     padded_bias[:outputs] = bias
     before = torch.randn(tiles * height, len(panels) * WIDTH)
@@ -42,33 +50,31 @@ def test_linear(rows, half, kind):
     # Two threads' parts, one after the other: the first takes every chunk but those it leaves.
     for _ in range(2):
         linear(
-            counter.ctypes.data, 2, a.data_ptr(), tiles, height, depth, panels.data_ptr(), half, len(panels),
-            padded_bias.data_ptr() if kind == "bias" else 0, y.data_ptr(), y.shape[1],
-            kind == "accumulate", scratch.data_ptr(),
+            counter.ctypes.data, 2, a.data_ptr(), tiles, height, depth, panels.data_ptr(), kind, len(panels),
+            padded_bias.data_ptr() if what == "bias" else 0, y.data_ptr(), y.shape[1],
+            what == "accumulate", scratch.data_ptr(),
         )  # fmt: skip
-    exact = weight.half().float() if half else weight
-    want = x @ exact.T
-    want += {"plain": 0, "bias": bias, "accumulate": before[:rows, :outputs]}[kind]
+    want = x @ rounded(weight, kind).T
+    want += {"plain": 0, "bias": bias, "accumulate": before[:rows, :outputs]}[what]
     torch.testing.assert_close(y[:rows, :outputs], want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", [FLOAT, HALF, BYTE])
 @pytest.mark.parametrize("rows", ROWS)
-def test_gated(rows, half):
+def test_gated(rows, kind):
     torch.manual_seed(rows)
     depth, inner = 37, 2 * WIDTH + 3
     x, gate, up = torch.randn(rows, depth), torch.randn(inner, depth), torch.randn(inner, depth)
     a, tiles, height = tiled(x)
-    panels = torch.stack((pack(gate, half), pack(up, half)), dim=1)
+    panels = torch.stack((pack(gate, kind), pack(up, kind)), dim=1)
     y = torch.zeros(tiles, len(panels) * WIDTH, height)
     counter = np.zeros(1, np.int64)
     scratch = torch.zeros(product.scratch_floats(depth))
     gated(
-        counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), half, len(panels),
+        counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), kind, len(panels),
         y.data_ptr(), scratch.data_ptr(),
     )  # fmt: skip
-    if half:
-        gate, up = gate.half().float(), up.half().float()
+    gate, up = rounded(gate, kind), rounded(up, kind)
     want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
     got = y.transpose(1, 2).reshape(tiles * height, -1)[:rows, :inner]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)

@@ -30,7 +30,6 @@ def decoder_of(config):
 def test_ours_where_they_can(config):
     assert isinstance(decoder_of(config), CompiledDecoder)
     assert isinstance(decoder_of(replace(config, kernels="torch")), TorchDecoder)
-    assert isinstance(decoder_of(replace(config, precision="int8")), TorchDecoder)
 
 
 def test_a_family_of_another_shape_runs_on_torch(config, tmp_path):
