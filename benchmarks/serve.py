@@ -167,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     chats = workload.load("w20")
     print(
-        f"{processor()}, {threads} thread(s), torch {torch.__version__}, {model_dir.name}, fp32, "
+        f"{processor()}, {threads} thread(s), torch {torch.__version__}, {model_dir.name}, "
         f"{len(chats)} streams at once, {args.rounds} round(s)"
     )
     bare: list[Load] = []

@@ -17,16 +17,16 @@ class EngineConfig:
 
     model_dir: Path
     """A Hugging Face model directory: config.json, safetensors, tokenizer.json."""
-    precision: Precision = "fp32"
-    """Of the weights of linear layers on the CPU. `fp32` is token-exact against `transformers`."""
+    precision: Precision = "fp16"
+    """Of the weights of linear layers on the CPU; all arithmetic is in float32. `fp32` is token-exact against
+    `transformers`; what the others cost in quality: docs/engine.md."""
     kernels: Kernels = "auto"
     """On the CPU: `compiled`, ours (`engine_worker/compiled`), or `torch`; `auto` takes ours where they can run."""
     device: str = "cpu"
     threads: int | None = None
     """Threads inside an operation; None: one per physical core that this process may use."""
-    block_size: int = 64
-    """Tokens per KV block. Large blocks make large batched products on the CPU; the last one of a
-    sequence is half empty on average."""
+    block_size: int = 32
+    """Tokens per KV block, shared between requests when full; the last one of a sequence is half empty on average."""
     num_kv_blocks: int | None = None
     """KV blocks in all, scratch block included; None: as many as `kv_cache_memory` holds."""
     kv_cache_memory: int = 2 << 30

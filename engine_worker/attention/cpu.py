@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine_worker.attention.interface import KVShape, Scoring, Segment
+from engine_worker.attention.interface import KVShape, Scoring, Segment, zeroed
 
 # Below this share of wanted blocks in the span, copying them out is cheaper than computing over all.
 _DENSE = 0.5
@@ -30,13 +30,11 @@ _DENSE = 0.5
 class CpuAttention:
     """Keys and values of all layers, each [layers, blocks, kv_heads, block_size, head_dim]."""
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: KVShape) -> None:
         self.shape = shape
         size = (shape.num_layers, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        # Zeros, which the system maps only once they are written: a masked score is -inf whatever
-        # the key was, unless it was NaN, and memory that was never written may hold NaN.
-        self.keys = torch.zeros(size, dtype=dtype)
-        self.values = torch.zeros(size, dtype=dtype)
+        self.keys = zeroed(*size)
+        self.values = zeroed(*size)
 
     def plan(self, segments: Sequence[Segment]) -> CpuPlan:
         return CpuPlan(self, self._rows(segments), segments)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -53,6 +54,15 @@ class KVShape:
     def block_bytes(self, dtype: torch.dtype) -> int:
         """Keys and values of one block in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * dtype.itemsize
+
+
+def zeroed(*shape: int) -> Tensor:
+    """float32 zeros that the system maps only once they are written: a cache costs what is in it.
+
+    torch.zeros writes them all. Zeros, and not whatever was there: a masked score is -inf whatever the
+    key was, unless it was NaN.
+    """
+    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Segment, zeroed
 from engine_worker.compiled import attention, product, team
 from engine_worker.compiled.forward import LAYER, STAGES_PER_LAYER, STEP, run_step
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, MAX_ROWS, WIDTH
@@ -56,21 +56,20 @@ class CompiledDecoder:
         self._kept: list[Tensor] = []
         columns, width = attention.padded(shape.block_size), attention.padded(shape.head_dim)
         lanes = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
-        # Zeros, which the system maps only once they are written.
-        self.keys = torch.zeros(*lanes, shape.head_dim, columns)
-        self.values = torch.zeros(*lanes, shape.block_size, width)
+        self.keys = zeroed(*lanes, shape.head_dim, columns)
+        self.values = zeroed(*lanes, shape.block_size, width)
 
         self._size: int = config.hidden_size
         self._lead = _padded(self._size)
         self._inner = _padded(config.intermediate_size)
-        self._embedding = model.model.embed_tokens.weight.detach()
+        self._embedding = model.model.embed_tokens.weight.detach().clone()
         lm_head = self._keep(product.pack(model.lm_head.weight.detach(), kind))
         self._layers = np.zeros(shape.num_layers, LAYER)
         for number, layer in enumerate(model.model.layers):
             self._layers[number] = self._packed(layer, number, kind)
             for parameter in layer.parameters():
                 parameter.data = torch.empty(0)
-        model.lm_head.weight = None
+        model.lm_head.weight = model.model.embed_tokens.weight = None  # the file's mapping goes with the last
 
         self._step = np.zeros(1, STEP)
         self._set(

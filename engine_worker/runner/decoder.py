@@ -51,7 +51,7 @@ class TorchDecoder:
         self._model = loaded.model
         self._adapters = Adapters(self._model, config.adapter_dirs())
         pack_linears(self._model, config.precision)
-        self._attention = CpuAttention(shape, torch.float32)
+        self._attention = CpuAttention(shape)
         self.keys, self.values = self._attention.keys, self._attention.values
 
     def forward(

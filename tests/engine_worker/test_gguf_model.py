@@ -56,7 +56,9 @@ def test_the_same_weights_and_tokens(tmp_path, family):
     for name, weight in theirs.items():
         assert (ours[name] - weight).abs().max() < 1e-6, name
     model = reference(source)
-    built = build(EngineConfig(model_dir=directory, block_size=4, num_kv_blocks=65, threads=1))
+    built = build(
+        EngineConfig(model_dir=directory, block_size=4, num_kv_blocks=65, threads=1, precision="fp32")
+    )
     requests = [request(str(i), prompt, 12) for i, prompt in enumerate(PROMPTS)]
     assert run_tokens(built, *requests) == [greedy(model, prompt, 12) for prompt in PROMPTS]
 

@@ -39,7 +39,7 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     num_blocks = 400 if scattered else 60
-    backend = CpuAttention(KVShape(2, num_blocks, KV_HEADS, SIZE, DIM), torch.float32)
+    backend = CpuAttention(KVShape(2, num_blocks, KV_HEADS, SIZE, DIM))
     free = rng.sample(range(1, num_blocks), 50)
     contexts = [rng.randrange(1, 30) for _ in range(6)]
     tables = [[free.pop() for _ in range(-(-n // SIZE))] for n in contexts]
@@ -73,7 +73,7 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
 
 def test_two_sequences_may_share_blocks():
     torch.manual_seed(0)
-    backend = CpuAttention(KVShape(1, 20, KV_HEADS, SIZE, DIM), torch.float32)
+    backend = CpuAttention(KVShape(1, 20, KV_HEADS, SIZE, DIM))
     prefix = torch.randn(1, HEADS + 2 * KV_HEADS, 8, DIM)
     backend.plan([Segment(0, 8, 8, [3, 4])]).attend(
         0, *prefix.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN
@@ -90,7 +90,7 @@ def test_two_sequences_may_share_blocks():
 def test_layers_with_and_without_a_window_share_a_step():
     """Fault 3: a window hides keys from its own layer and leaves the cache as it is."""
     torch.manual_seed(0)
-    backend = CpuAttention(KVShape(2, 20, KV_HEADS, SIZE, DIM), torch.float32)
+    backend = CpuAttention(KVShape(2, 20, KV_HEADS, SIZE, DIM))
     made = torch.randn(1, HEADS + 2 * KV_HEADS, 19, DIM)
     for begin, end in ((0, 7), (7, 18), (18, 19)):
         plan = backend.plan([Segment(0, end - begin, end, [9, 2, 3, 14, 5])])

@@ -37,6 +37,7 @@ def test_engine_gives_the_same_tokens_on_both_backends(tmp_path, family, changes
         max_num_batched_tokens=9,
         threads=1,
         kernels="torch",
+        precision="fp32",
     )
     want = run_tokens(build(config), *requests)
     built = build(config)

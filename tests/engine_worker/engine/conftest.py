@@ -31,6 +31,7 @@ def tiny_config(tiny_dir: Path) -> EngineConfig:
         max_num_seqs=8,
         max_num_batched_tokens=64,
         threads=1,
+        precision="fp32",
     )
 
 

@@ -109,8 +109,43 @@ def test_ends_at_the_end_token(build_tiny, tiny_reference, expected):
 def test_real_model_in_a_mix():
     model_dir = real_model_dir()
     chats = workload()[:3]
-    built = build(EngineConfig(model_dir=model_dir, max_num_batched_tokens=96, threads=1))
+    built = build(EngineConfig(model_dir=model_dir, max_num_batched_tokens=96, precision="fp32"))
     outputs = run_tokens(built, *(request(str(chat["id"]), chat["ids"], 10) for chat in chats))
     model = reference(model_dir)
     for chat, output in zip(chats, outputs, strict=True):
         assert output == greedy_given(model, chat["ids"], output)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_depend_on_nothing_around(tiny_config, precision, threads):
+    """Bit for bit: on our kernels no batch, chunk or thread changes the order in which a row's terms are added."""
+
+    def build_tiny(**changes):
+        return build(replace(tiny_config, kernels="compiled", threads=threads, **changes))
+
+    alone = _first_logits(build_tiny(precision=precision, max_num_batched_tokens=64), PROMPTS[-1:])
+    mixed = _first_logits(build_tiny(precision=precision, max_num_batched_tokens=61), PROMPTS[-1:], PROMPTS)
+    chunked = _first_logits(build_tiny(precision=precision, max_num_batched_tokens=8), PROMPTS[-1:])
+    assert alone.tobytes() == chunked.tobytes() == mixed.tobytes()
+
+
+def _first_logits(built, prompts, others=()):
+    """float32[vocab]: what the first sampled row of `prompts` was chosen from."""
+    seen = {}
+    runner = built.core._runner
+    execute = runner.execute
+
+    def watching(step):
+        logits = execute(step)
+        row = 0
+        for item in step:
+            if item.num_logits and item.sequence.request.request_id not in seen:
+                seen[item.sequence.request.request_id] = logits[row + item.num_logits - 1].numpy().copy()
+            row += item.num_logits
+        return logits
+
+    runner.execute = watching
+    requests = [request(f"other-{i}", prompt, 6) for i, prompt in enumerate(others)]
+    run_tokens(built, *requests, request("watched", prompts[0], 1))
+    return seen["watched"]

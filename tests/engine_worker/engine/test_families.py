@@ -69,6 +69,7 @@ def case(request, tmp_path_factory):
         max_num_batched_tokens=64,
         kernels=kernels,
         threads=2,
+        precision="fp32",
     )
     return config, expected
 

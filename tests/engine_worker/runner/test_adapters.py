@@ -79,6 +79,7 @@ def config(model_dir, adapters):
         max_num_seqs=8,
         max_num_batched_tokens=12,
         threads=1,
+        precision="fp32",
     )
 
 

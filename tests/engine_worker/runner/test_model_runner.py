@@ -25,7 +25,9 @@ def tiny_dir(tmp_path_factory):
 
 
 def test_fault_37_logits_are_causal_and_equal_to_eager(tiny_dir):
-    built = build(EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1))
+    built = build(
+        EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1, precision="fp32")
+    )
     seen = []
     execute = built.core._runner.execute
     built.core._runner.execute = lambda step: seen.append(execute(step)) or seen[-1]
@@ -130,7 +132,7 @@ def test_packed_linear(precision, error, rows, bias):
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_other_precisions_run(tiny_dir, precision):
-    config = EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1)
+    config = EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1, precision="fp32")
     exact = Driver(build(config)).run([request("a", [1, 2, 3], 8)])["a"]
     rounded = Driver(build(replace(config, precision=precision))).run([request("a", [1, 2, 3], 8)])["a"]
     assert len(rounded.token_ids) == len(exact.token_ids) == 8
