@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
-from inference.models import ParkedUsageEvent, UsageAdjustment, UsageRecord
+from inference.models import Alert, ParkedUsageEvent, UsageAdjustment, UsageRecord
 from inference.services.ledger import UnfitEvent, adjust_usage, file_parked_event
 from tenants.admin.base import ReadOnlyAdmin, actor_of
 from tenants.templatetags.figures import usd
@@ -107,6 +107,14 @@ class UsageAdjustmentAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+@admin.register(Alert)
+class AlertAdmin(ReadOnlyAdmin):
+    list_display = ("created_at", "tenant", "kind", "title", "period", "threshold", "mailed_at")
+    list_filter = ("kind", ("mailed_at", admin.EmptyFieldListFilter))
+    list_select_related = ("tenant",)
+    search_fields = ("tenant__name", "tenant__slug", "title")
 
 
 @admin.register(ParkedUsageEvent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from inference.services.alerts import mail_alerts, raise_alerts
 from inference.services.partitions import make_partitions_ahead
 from inference.services.usage import drain_usage_stream
 
@@ -18,3 +19,10 @@ def drain_usage() -> None:
 def make_partitions() -> None:
     """The ledger's coming months; once a day is plenty."""
     make_partitions_ahead()
+
+
+@shared_task(name="inference.tasks.alert", soft_time_limit=200, time_limit=240, ignore_result=True)
+def alert() -> None:
+    """Budgets, keys that end, unusual spend; told once each."""
+    raise_alerts()
+    mail_alerts()

@@ -19,6 +19,8 @@ UNSCOPED_ALLOWED = {
     "tenants/models/quota.py": "declares it",
     "tenants/models/project.py": "declares it",
     "inference/models/usage.py": "declares it",
+    "inference/models/alert.py": "declares it",
+    "inference/services/alerts.py": "mails what waits, whosever it is",
     "inference/models/adjustment.py": "declares it",
     "inference/models/rollup.py": "declares it",
     "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",

@@ -1,4 +1,5 @@
 from inference.models.adjustment import UsageAdjustment
+from inference.models.alert import Alert, AlertKind
 from inference.models.rollup import (
     LATENCY_STEP,
     LatencyDay,
@@ -11,6 +12,8 @@ from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecor
 
 __all__ = [
     "LATENCY_STEP",
+    "Alert",
+    "AlertKind",
     "LatencyDay",
     "LatencyMetric",
     "ParkedUsageEvent",

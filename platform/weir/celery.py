@@ -19,6 +19,7 @@ app.conf.beat_schedule = {
         # One that could not run in time is worth nothing: the next does its work too.
         "options": {"expires": 10.0},
     },
+    "alert": {"task": "inference.tasks.alert", "schedule": 60.0, "options": {"expires": 55.0}},
     "make-partitions": {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import dj_database_url
+import dj_email_url
 from django.templatetags.static import static
 
 from weir import places
@@ -181,6 +182,19 @@ CHANNEL_LAYERS = {
         },
     }
 }
+
+# --- mail ------------------------------------------------------------------------------------------
+_smtp_url = env.secret("WEIR_SMTP_URL")
+"""None: nothing is mailed; alerts show in the console alone."""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = env.text("WEIR_MAIL_FROM", f"weir@{urlsplit(BASE_URL).hostname}")
+EMAIL_BACKEND = "django.core.mail.backends.dummy.EmailBackend"
+if _smtp_url is not None:
+    try:
+        vars().update(dj_email_url.parse(_smtp_url))
+    except (KeyError, ValueError) as error:
+        # Its message may repeat the URL, which holds a password.
+        raise BadEnvironment("WEIR_SMTP_URL should be like submission://USER:PASSWORD@HOST:587") from error
+EMAIL_TIMEOUT = 15
 
 # --- background work -------------------------------------------------------------------------------
 # kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.
