@@ -1,5 +1,8 @@
 """Connections to Redis (or Valkey): one client per event loop, every command bounded in time.
 
+    redis://HOST:PORT/DB, rediss://..., unix:///PATH    one server
+    redis+cluster://HOST:PORT                           Redis Cluster; any of its nodes
+
 A cancelled or timed-out command closes its connection (redis-py does so since 4.5.5, and a test
 here holds it to that): the late reply can't reach the next caller.
 """
@@ -9,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -18,13 +22,25 @@ from redis.exceptions import RedisError
 
 from engine_worker.broker.errors import BrokerUnavailable
 
+_CLUSTER: Final = "redis+cluster://"
+
 
 def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
     """A client with a bounded pool; waiting for a connection counts towards the timeout.
 
     A connection that turns out to be dead (the server restarted) is replaced once, silently; the
     broker's scripts can all be repeated. A timeout is never retried: the caller has waited enough.
+    On a cluster the client follows moved slots; every script's keys share one (keys.py).
     """
+    if is_cluster(url):
+        cluster = RedisCluster.from_url(
+            one_node(url),
+            max_connections=max_connections,
+            socket_timeout=None,  # see below
+            socket_connect_timeout=timeout_s,
+            protocol=2,
+        )
+        return cast(Redis, cluster)  # the commands used here are the same
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -38,6 +54,21 @@ def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
         retry_on_error=[RedisConnectionError],
     )
     return Redis.from_pool(pool)
+
+
+def is_cluster(url: str) -> bool:
+    return url.startswith(_CLUSTER)
+
+
+def one_node(url: str) -> str:
+    """A plain URL: the cluster's named node, or the one server there is."""
+    return url.replace(_CLUSTER, "redis://", 1) if is_cluster(url) else url
+
+
+async def disconnect(client: Redis) -> None:
+    await client.aclose()
+    if not isinstance(client, RedisCluster):
+        await client.connection_pool.disconnect()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect
+from engine_worker.broker.connection import bounded, connect, disconnect
 from engine_worker.broker.errors import (
     BrokerUnavailable,
     DuplicateRequestId,
@@ -75,8 +75,7 @@ class GatewayBroker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        await disconnect(self._redis)
 
     async def enqueue(
         self,

@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from engine_worker.broker.connection import one_node
 from engine_worker.broker.errors import BrokerUnavailable
 from engine_worker.protocol import PROTOCOL_VERSION, Chunk
 
@@ -61,8 +62,9 @@ class LiveChannel:
         self._max_messages = max_messages
         self._ping_interval_s = ping_interval_s
         # A pool only as the parser of the URL and the factory of its kind of connection.
+        # On a cluster any node will do: what one publishes all of them send.
         self._pool: Any = ConnectionPool.from_url(
-            url,
+            one_node(url),
             protocol=2,
             socket_timeout=None,
             socket_connect_timeout=timeout_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect
+from engine_worker.broker.connection import bounded, connect, disconnect
 from engine_worker.broker.errors import UnknownRequest
 from engine_worker.protocol import Chunk, decode
 
@@ -65,8 +65,7 @@ class OperatorBroker:
         self._redis = connect(url, timeout_s=timeout_s, max_connections=4)
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        await disconnect(self._redis)
 
     async def models(self) -> list[str]:
         """Models that ever had a worker, by name."""

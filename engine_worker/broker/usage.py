@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import structlog
-from redis import Redis
+from redis import Redis, RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from engine_worker.broker import keys
+from engine_worker.broker.connection import is_cluster, one_node
 from engine_worker.protocol import ProtocolError, UsageEvent, decode
 
 _log = structlog.get_logger(__name__)
 
 GROUP: Final = "ledger"
+_ASK_AGAIN_S: Final = 0.05
 _ABANDONED_AFTER_MS: Final = 60_000
 """An entry that a consumer took and did not acknowledge for so long goes to another."""
 
@@ -37,17 +40,16 @@ class UsageReader:
 
     def __init__(self, url: str, *, abandoned_after_ms: int = _ABANDONED_AFTER_MS) -> None:
         self._abandoned_after_ms = abandoned_after_ms
-        self._redis: Redis = Redis.from_url(
-            url,
-            protocol=2,
-            socket_connect_timeout=2.0,
-            socket_timeout=10.0,
-            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 2, supported_errors=(RedisConnectionError,)),
+        retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 2, supported_errors=(RedisConnectionError,))
+        kind: Any = RedisCluster if is_cluster(url) else Redis
+        self._redis: Redis = kind.from_url(
+            one_node(url), protocol=2, socket_connect_timeout=2.0, socket_timeout=10.0, retry=retry
         )
 
     def close(self) -> None:
         self._redis.close()
-        self._redis.connection_pool.disconnect()
+        if not isinstance(self._redis, RedisCluster):
+            self._redis.connection_pool.disconnect()
 
     def read(self, *, consumer: str, count: int, block_ms: int) -> list[tuple[EntryRef, UsageEvent]]:
         """Up to `count` events; first those this or a dead consumer took and never acknowledged.
@@ -104,10 +106,23 @@ class UsageReader:
     def _read_new(
         self, streams: Sequence[str], consumer: str, count: int, block_ms: int
     ) -> list[tuple[EntryRef, UsageEvent]]:
-        reply: Any = self._redis.xreadgroup(
-            GROUP, consumer, dict.fromkeys(streams, ">"), count=count, block=block_ms or None
-        )
-        return [entry for stream, entries in reply or [] for entry in _entries(stream.decode(), entries)]
+        """One command per stream: the streams of several models lie on several nodes of a cluster.
+
+        Only where there is a single stream can the server do the waiting; else it is asked again and again.
+        """
+        found: list[tuple[EntryRef, UsageEvent]] = []
+        deadline = time.monotonic() + block_ms / 1000
+        while True:
+            for stream in streams:
+                if len(found) < count:
+                    block = block_ms if len(streams) == 1 and block_ms else None
+                    reply: Any = self._redis.xreadgroup(
+                        GROUP, consumer, {stream: ">"}, count=count - len(found), block=block
+                    )
+                    found += [entry for _, entries in reply or [] for entry in _entries(stream, entries)]
+            if found or time.monotonic() >= deadline:
+                return found
+            time.sleep(_ASK_AGAIN_S)
 
 
 def _entries(

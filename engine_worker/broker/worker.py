@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect
+from engine_worker.broker.connection import bounded, connect, disconnect
 from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
 
 LEASE_MS: Final = 10_000
@@ -80,8 +80,7 @@ class WorkerBroker:
 
     async def aclose(self) -> None:
         for client in (self._redis, self._waiting):
-            await client.aclose()
-            await client.connection_pool.disconnect()
+            await disconnect(client)
 
     async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
         """Makes the model known to gateways. The tokenizer goes first: a card never names a missing one."""
