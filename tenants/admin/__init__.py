@@ -6,7 +6,7 @@ from tenants.admin.api_keys import ApiKeyAdmin
 from tenants.admin.audit import AuditEntryAdmin
 from tenants.admin.limits import QuotaLimitAdmin
 from tenants.admin.prices import ModelPriceAdmin
-from tenants.admin.tenants import MembershipAdmin, TenantAdmin, TierAdmin
+from tenants.admin.tenants import MembershipAdmin, ProjectAdmin, TenantAdmin, TierAdmin
 from tenants.admin.users import GroupAdmin, UserAdmin
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "GroupAdmin",
     "MembershipAdmin",
     "ModelPriceAdmin",
+    "ProjectAdmin",
     "QuotaLimitAdmin",
     "TenantAdmin",
     "TierAdmin",

@@ -12,7 +12,7 @@ from unfold.decorators import action, display
 
 from tenants.admin.base import AuditedAdmin, actor_of
 from tenants.admin.limits import TenantLimitInline, TierLimitInline
-from tenants.models import Membership, Tenant, Tier
+from tenants.models import Membership, Project, Tenant, Tier
 from tenants.services import resume_tenant, suspend_tenant
 
 
@@ -74,7 +74,7 @@ class TenantAdmin(AuditedAdmin):
     actions = ("suspend", "resume")
     readonly_fields = ("public_id", "suspended_at", "suspended_reason", "created_at")
     fieldsets = (
-        (None, {"fields": ("name", "slug", "tier", "weight")}),
+        (None, {"fields": ("name", "slug", "tier", "weight", "timezone")}),
         ("State", {"fields": ("public_id", "suspended_at", "suspended_reason", "created_at")}),
     )
 
@@ -118,6 +118,19 @@ class TenantAdmin(AuditedAdmin):
     def resume(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:
         done = sum(resume_tenant(actor=actor_of(request), tenant=tenant) for tenant in queryset)
         self.message_user(request, f"{done} resumed.")
+
+
+@admin.register(Project)
+class ProjectAdmin(AuditedAdmin):
+    audit_name = "project"
+    list_display = ("name", "tenant", "created_at")
+    list_select_related = ("tenant",)
+    search_fields = ("name", "tenant__name", "tenant__slug")
+    autocomplete_fields = ("tenant",)
+    fields = ("tenant", "name")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return ("tenant",) if obj else ()  # its keys are the tenant's
 
 
 @admin.register(Membership)

@@ -9,10 +9,10 @@ from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.urls import reverse
 
-from inference.models import ParkedUsageEvent, UsageRecord
+from inference.models import Alert, ParkedUsageEvent, UsageAdjustment, UsageRecord
 from inference.services.ledger import record_usage
 from tenants.auth import RevokedKey, authenticate_bearer
-from tenants.models import ApiKey, AuditEntry, Membership, QuotaLimit, Role, Tenant, Tier, User
+from tenants.models import ApiKey, AuditEntry, Membership, ModelPrice, QuotaLimit, Role, Tenant, Tier, User
 from tenants.principal import LimitMetric, LimitScope
 from tests.factories import make_cast, make_key, make_operator, make_tenant, make_tier, make_user, set_limit
 from tests.inference.ledger_driving import an_event
@@ -24,7 +24,7 @@ committed = pytest.mark.django_db(transaction=True)
 OUR_MODELS = [
     model for model in admin.site._registry if model._meta.app_label in {"tenants", "inference", "auth"}
 ]
-READ_ONLY = [AuditEntry, UsageRecord, ParkedUsageEvent]
+READ_ONLY = [AuditEntry, UsageRecord, ParkedUsageEvent, Alert]
 
 
 @pytest.fixture
@@ -47,6 +47,9 @@ def world():
     set_limit(issued.api_key, LimitMetric.REQUESTS, 10)
     set_limit(cast.tenant.tier, LimitMetric.CONCURRENCY, 10)
     record_usage([an_event(str(cast.tenant.public_id), "r1"), an_event("nobody", "r2")])
+    Alert.objects.create(
+        tenant=cast.tenant, kind="budget", subject="b", period="2026-11", threshold=50, title="t", text="t"
+    )
     return cast, issued
 
 
@@ -183,6 +186,7 @@ def test_a_tenant_with_a_member_and_a_limit_in_one_form(browser, operator):
         "name": "Acme",
         "slug": "acme",
         "tier": make_tier().pk,
+        "timezone": "Europe/Berlin",
         "memberships-TOTAL_FORMS": "1",
         "memberships-0-user": user.pk,
         "memberships-0-role": "owner",
@@ -331,3 +335,42 @@ def test_a_longer_list_asks_no_more_queries(browser, django_assert_max_num_queri
     grow()
     with django_assert_max_num_queries(len(few)):
         browser.get(path)
+
+
+def test_a_time_zone_that_is_none_is_refused(browser):
+    form = inline_blanks() | {
+        "name": "Acme",
+        "slug": "acme",
+        "tier": make_tier().pk,
+        "timezone": "Mars/Olympus",
+    }
+    page = browser.post(url(Tenant, "add"), form)
+    assert page.status_code == 200
+    assert b"No time zone of the IANA database" in page.content
+
+
+def test_prices_are_set_and_only_shown_once_in_force(browser):
+    amounts = dict.fromkeys(("input_microusd_per_mtok", "cached_input_microusd_per_mtok"), "7")
+    form = {"model": "m", "output_microusd_per_mtok": "9", **amounts}
+    past = browser.post(
+        url(ModelPrice, "add"), form | {"valid_from_0": "2026-01-01", "valid_from_1": "00:00"}
+    )
+    assert past.status_code == 200
+    assert b"This moment has passed" in past.content
+    page = browser.post(
+        url(ModelPrice, "add"), form | {"valid_from_0": "2099-01-01", "valid_from_1": "00:00"}
+    )
+    assert page.status_code == 302
+    price = ModelPrice.objects.get()
+    assert (price.input_microusd_per_mtok, price.output_microusd_per_mtok) == (7, 9)
+    assert browser.post(url(ModelPrice, "change", price.pk), form).status_code == 403
+
+
+def test_an_adjustment_takes_a_reason(browser):
+    tenant = make_tenant()
+    form = {"tenant": tenant.pk, "cost_microusd": "-500", "reason": ""}
+    assert browser.post(url(UsageAdjustment, "add"), form).status_code == 200
+    assert browser.post(url(UsageAdjustment, "add"), form | {"reason": "Goodwill"}).status_code == 302
+    made = UsageAdjustment.objects.for_tenant(tenant).get()
+    assert (made.cost_microusd, made.reason) == (-500, "Goodwill")
+    assert AuditEntry.objects.filter(tenant=tenant, action="usage.adjusted").exists()
