@@ -138,7 +138,7 @@ def visible_adapters(model: ServedModel, tenant_public_id: str) -> list[str]:
 
 def _not_found(name: str) -> NotFound:
     return NotFound(
-        f"The model '{name}' does not exist or you do not have access to it.",
+        f"The model '{name[:200]}' does not exist or you do not have access to it.",
         code="model_not_found",
         param="model",
     )

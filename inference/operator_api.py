@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker, OperatorBroker
-from inference.api.endpoint import render_error
+from inference.api.error_shapes import render_error
 from inference.errors import NotAllowed, Overloaded
 
 _TIMEOUT_S = 2.0
@@ -24,11 +24,11 @@ _TIMEOUT_S = 2.0
 @require_safe
 def live_state(request: HttpRequest) -> HttpResponse:
     if not request.user.is_staff:
-        return render_error(NotAllowed("Only the operator's staff may see this.", code="staff_only"))
+        return render_error(request, NotAllowed("Only the operator's staff may see this.", code="staff_only"))
     try:
         state = async_to_sync(read_live_state)()
     except BrokerUnavailable:
-        return render_error(Overloaded("The queue can't be reached at the moment."))
+        return render_error(request, Overloaded("The queue can't be reached at the moment."))
     response = HttpResponse(msgspec.json.encode(state), content_type="application/json")
     response.headers["Cache-Control"] = "no-store"
     return response

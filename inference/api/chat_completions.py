@@ -15,12 +15,12 @@ from inference.models_served import ServedModel
 from inference.schemas import answers
 from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
+from inference.services.chat import start_chat
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.prepare import make_chat_grammar, tokenise_chat
 from inference.services.refusal import bucket_headers
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submit import new_request_id
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
 from tenants.principal import Scope
 
@@ -30,26 +30,15 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     body = call.read(ChatCompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
-    model = await call.runtime.models.get(body.model, tenant_public_id=call.principal.tenant_public_id)
-    grammar, tool_form = await make_chat_grammar(call.runtime.models, model, body)
-    prompt = await tokenise_chat(
-        call.runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()
-    )
-    generation = await submit(
+    chat = await start_chat(
         call.runtime,
         call.principal,
-        Submission(
-            model=model,
-            prompt_token_ids=prompt,
-            fields=body,
-            requested_tokens=body.requested_tokens,
-            max_tokens_param=body.max_tokens_param,
-            endpoint="chat.completions",
-            request_id=new_request_id("chatcmpl"),
-            grammar=grammar,
-        ),
+        body,
+        endpoint="chat.completions",
+        request_id=new_request_id("chatcmpl"),
     )
-    shape = ChatShape(generation, body, model, tool_form)
+    generation = chat.generation
+    shape = ChatShape(generation, body, chat.model, chat.tool_form)
     headers = bucket_headers(generation.buckets)
     if body.stream:
         events = events_of(
@@ -57,7 +46,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             render=shape.events,
             close=shape.last_events,
             # A tool call can't be taken out of the second half of its text.
-            can_resume=body.num_choices() == 1 and tool_form is None,
+            can_resume=body.num_choices() == 1 and chat.tool_form is None,
             grace_s=grace_s,
         )
         return call.stream(events, headers=headers)

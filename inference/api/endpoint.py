@@ -1,8 +1,7 @@
-"""The four steps of every view under /v1: authenticate, parse, call, render. And the one place that renders errors."""
+"""The four steps of every view under /v1: authenticate, parse, call, render."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from django.http.request import UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from engine_worker.broker import BrokerUnavailable
+from inference.api.error_shapes import render_error
 from inference.errors import (
     ApiError,
     GenerationFailed,
@@ -106,17 +106,13 @@ def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
         async def wrapped(request: HttpRequest, **path: Any) -> HttpResponseBase:
             try:
                 if request.method != method and not (method == "GET" and request.method == "HEAD"):
-                    raise MethodNotAllowed(
-                        f"{request.method} is not allowed here, only {method}.",
-                        code="method_not_allowed",
-                        headers={"Allow": method},
-                    )
+                    raise _not_allowed(request, "GET, HEAD" if method == "GET" else method)
                 principal = await _authenticate(request)
                 if scope not in principal.scopes:
                     raise NotAllowed(f"This key lacks the scope '{scope}'.", code="insufficient_permissions")
                 return await view(ApiCall(request, principal, get_runtime()), **path)
             except Exception as error:
-                return render_error(_as_api_error(error))
+                return render_error(request, _as_api_error(error))
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
         return wrapped
@@ -124,22 +120,32 @@ def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
     return decorate
 
 
-def render_error(error: ApiError) -> HttpResponse:
-    response = HttpResponse(
-        _ENCODER.encode({"error": error.body()}), content_type="application/json", status=error.http_status
+def by_method(**routes: Route) -> Route:
+    """One path for several methods: `by_method(GET=show, POST=make)`, each an `endpoint` of its own."""
+
+    async def dispatch(request: HttpRequest, **path: Any) -> HttpResponseBase:
+        route = routes.get("GET" if request.method == "HEAD" else request.method or "")
+        if route is not None:
+            return await route(request, **path)
+        allowed = ", ".join([*routes, "HEAD"] if "GET" in routes else routes)
+        return render_error(request, _not_allowed(request, allowed))
+
+    dispatch.csrf_exempt = True  # type: ignore[attr-defined]
+    return dispatch
+
+
+def _not_allowed(request: HttpRequest, allowed: str) -> MethodNotAllowed:
+    return MethodNotAllowed(
+        f"{request.method} is not allowed here, only {allowed}.",
+        code="method_not_allowed",
+        headers={"Allow": allowed},
     )
-    for name, value in error.headers.items():
-        response.headers[name] = value
-    if error.retry_after_ms is not None:
-        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
-        response.headers["retry-after-ms"] = str(error.retry_after_ms)
-    if error.http_status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
 
 
 async def _authenticate(request: HttpRequest) -> Principal:
     kind, _, token = request.headers.get("Authorization", "").strip().partition(" ")
+    if not kind and (key := request.headers.get("x-api-key")):  # Anthropic's clients
+        kind, token = "bearer", key
     if token and kind.lower() != "bearer":
         raise Unauthenticated("Send your API key as 'Authorization: Bearer KEY'.", code="invalid_api_key")
     return await authenticate_bearer(token.strip() or None, client_address(request))

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 
-from inference.api.endpoint import ApiCall, endpoint
+from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from inference.schemas.keys import KeyList, NewKey, Rotation, key_object
 from tenants.client_address import client_address
@@ -29,11 +29,6 @@ from tenants.services import Actor, RotationUnderway, issue_api_key, revoke_api_
 _P = ParamSpec("_P")
 
 
-async def keys(request: Any) -> Any:
-    """The same path for two methods."""
-    return await (_issue if request.method == "POST" else _list)(request)
-
-
 @endpoint("GET", scope=Scope.KEYS_WRITE)
 async def _list(call: ApiCall) -> HttpResponse:
     rows = await sync_to_async(list_api_keys)(call.principal)
@@ -44,6 +39,9 @@ async def _list(call: ApiCall) -> HttpResponse:
 async def _issue(call: ApiCall) -> HttpResponse:
     asked = call.read(NewKey)
     return call.respond(await _answered(_issued, call, asked), status=201)
+
+
+keys = by_method(GET=_list, POST=_issue)
 
 
 @endpoint("POST", scope=Scope.KEYS_WRITE)

@@ -26,10 +26,33 @@ DONE: Final = b"data: [DONE]\n\n"
 _ENCODER = msgspec.json.Encoder()
 
 
-def event(data: Any, event_id: str = "") -> bytes:
+def event(data: Any, event_id: str = "", *, name: str = "") -> bytes:
     """One event. JSON has no raw line breaks, so the payload is one line."""
-    named = f"id: {event_id}\n".encode() if event_id else b""
-    return named + b"data: " + _ENCODER.encode(data) + b"\n\n"
+    head = f"event: {name}\n" if name else ""
+    if event_id:
+        head += f"id: {event_id}\n"
+    return head.encode() + b"data: " + _ENCODER.encode(data) + b"\n\n"
+
+
+def _openai_error(error: ApiError) -> bytes:
+    return event({"error": error.body()})
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an API puts its events on the wire, the one that tells of a failure, and what comes last."""
+
+    event: Callable[[Any, str], bytes] = event
+    error: Callable[[ApiError], bytes] = _openai_error
+    done: bytes = DONE
+
+
+OPENAI: Final = Framing()
+
+
+def typed_event(data: msgspec.Struct, event_id: str = "") -> bytes:
+    """An event that is named as its payload's `type` is: of Anthropic's API, and of OpenAI's responses."""
+    return event(data, event_id, name=str(data.__struct_config__.tag))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +86,43 @@ async def events_of(
     close: Callable[[], Sequence[Any]],
     can_resume: bool = False,
     grace_s: float = 0.0,
+    begin: Callable[[], Sequence[Any]] = tuple,
+    framing: Framing = OPENAI,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer.
 
-    `render` makes the events of one chunk of the n-th generation, `close` those after the last one. An
-    end that is not a good one becomes an error event, after which nothing follows: never a false `stop`.
+    `begin` makes the events before any token, `render` those of one chunk of the n-th generation, `close`
+    those after the last one. An end that is not a good one becomes an error event, after which nothing
+    follows: never a false `stop`.
     With `can_resume` (one generation, one choice) each event has the id to resume after. A client that
     leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
     """
     has_left = True
-    yield QUEUED  # sends the headers, and tells proxies that something lives
     try:
+        yield QUEUED  # sends the headers, and tells proxies that something lives
+        for data in begin():
+            yield framing.event(data, "")
         async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S):
             if item is None:
                 yield b": keep-alive\n\n"
                 continue
             index, chunk = item
             for data in render(index, chunk):
-                yield event(data, str(Position.after(chunk)) if can_resume else "")
+                yield framing.event(data, str(Position.after(chunk)) if can_resume else "")
             if chunk.finish is not None and (failure := generations[index].failure()) is not None:
                 raise failure
         for data in close():
-            yield event(data)
-        yield DONE
+            yield framing.event(data, "")
+        if framing.done:
+            yield framing.done
         has_left = False
     except ApiError as error:
         has_left = False
-        yield event({"error": error.body()})
+        yield framing.error(error)
     except Exception:
         has_left = False
         log.exception("stream_failed")
-        yield event({"error": GenerationFailed("The server had an error.", code="internal_error").body()})
+        yield framing.error(GenerationFailed("The server had an error.", code="internal_error"))
     finally:
         for generation in generations:
             if has_left and grace_s:

@@ -8,7 +8,8 @@ from django.urls import path, re_path
 from inference.api import keys, usage
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
-from inference.api.endpoint import render_error
+from inference.api.error_shapes import render_error
+from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
 from inference.api.requests import resume_stream, retrieve_request
 from inference.errors import NotFound
@@ -16,7 +17,8 @@ from inference.errors import NotFound
 
 async def no_such_route(request: HttpRequest) -> HttpResponse:
     return render_error(
-        NotFound(f"There is no {request.method} {request.path[:200]} here.", code="unknown_url")
+        request,
+        NotFound(f"There is no {request.method} {request.path[:200]} here.", code="unknown_url"),
     )
 
 
@@ -25,6 +27,8 @@ no_such_route.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own w
 urlpatterns = [
     path("chat/completions", chat_completions, name="chat-completions"),
     path("completions", completions, name="completions"),
+    path("messages", messages, name="messages"),
+    path("messages/count_tokens", count_tokens, name="count-tokens"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),

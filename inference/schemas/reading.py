@@ -41,6 +41,8 @@ def _reason(body: bytes, error: Exception) -> str:
     # msgspec calls half a surrogate pair truncated data, which sends its reader looking in the wrong place.
     if _SURROGATE.search(body) and str(error) == "Input data was truncated":
         return "a string holds half of a surrogate pair (one of \\ud800 to \\udfff alone)"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return str(error)
 
 

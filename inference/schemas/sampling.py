@@ -18,7 +18,7 @@ BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-_STOPS_MAX = 4
+STOPS_MAX = 4
 _STOP_BYTES_MAX = 1000
 _STOP_TOKEN_IDS_MAX = 64
 _LOGIT_BIAS_MAX = 300
@@ -116,8 +116,8 @@ def refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]]) -> None
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > _STOPS_MAX:
-        raise InvalidRequest(f"'stop' takes at most {_STOPS_MAX} strings, not {len(stops)}.", param="stop")
+    if len(stops) > STOPS_MAX:
+        raise InvalidRequest(f"'stop' takes at most {STOPS_MAX} strings, not {len(stops)}.", param="stop")
     if any(not text or len(text.encode(errors="replace")) > _STOP_BYTES_MAX for text in stops):
         raise InvalidRequest(
             f"Each string in 'stop' must have from 1 to {_STOP_BYTES_MAX} bytes.", param="stop"

@@ -101,6 +101,7 @@ def test_fault_15_empty_prompts(http, model):
         (b"[]", {}, 400),
         (b"\xff\xfe", {}, 400),
         (b"[" * 50_000, {}, 400),
+        (b'{"metadata":' + b'{"a":' * 50_000, {}, 400),
         (b"{}", {"Content-Type": "text/plain"}, 415),
         (b"{}", {"Content-Type": "application/json; charset=latin-1"}, 415),
         (b" " * 6_000_000, {}, 413),
@@ -117,7 +118,25 @@ def test_routes_and_methods(http):
     response = http.get(CHAT)
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     error_of(response)
-    assert http.post("models").status_code == 405
+    assert http.post("models").headers["allow"] == "GET, HEAD"
+    assert http.delete("keys").headers["allow"] == "GET, POST, HEAD"
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "NONSENSE"])
+@pytest.mark.parametrize("path", [CHAT, "models", "messages", "keys"])
+def test_every_other_method_is_a_405(http, path, method):
+    response = http.request(method, path)
+    assert response.status_code == 405
+    assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    "path", ["%ff", "%00", "models/%ff%00", "models/" + "x" * 5000, "requests/%00", "x" * 9000]
+)
+def test_odd_paths_are_not_found(http, path):
+    response = http.get(path)
+    assert response.status_code == 404
+    assert len(error_of(response)["message"]) < 400
 
 
 def test_v1_itself_answers_in_json(site):

@@ -1,0 +1,66 @@
+"""The one place that renders errors: in OpenAI's shape, or in Anthropic's for who speaks its API."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+import structlog
+from django.http import HttpRequest, HttpResponse
+
+from inference.errors import ApiError
+
+_ENCODER = msgspec.json.Encoder()
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_OVERLOADED: Final = 529
+
+
+def speaks_anthropic(request: HttpRequest) -> bool:
+    """Anthropic's clients name the version of its API with each request, also on routes that both APIs have."""
+    return request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error. It has no field for the parameter, so the message names it."""
+    message = error.message
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    return {
+        "type": "error",
+        "error": {
+            "type": _ANTHROPIC_TYPES.get(error.http_status, "api_error"),
+            "message": message,
+            "code": error.code,  # ours: Anthropic's types tell less apart
+        },
+        "request_id": structlog.contextvars.get_contextvars().get("request_id"),
+    }
+
+
+def render_error(request: HttpRequest, error: ApiError) -> HttpResponse:
+    is_anthropic = speaks_anthropic(request)
+    body = anthropic_error(error) if is_anthropic else {"error": error.body()}
+    status = error.http_status
+    if is_anthropic and status == 503:
+        status = _ANTHROPIC_OVERLOADED
+    response = HttpResponse(_ENCODER.encode(body), content_type="application/json", status=status)
+    for name, value in error.headers.items():
+        response.headers[name] = value
+    if error.retry_after_ms is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
+        response.headers["retry-after-ms"] = str(error.retry_after_ms)
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
