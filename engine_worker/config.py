@@ -43,6 +43,9 @@ class EngineConfig:
     adapters: str = ""
     """LoRA adapters in PEFT's format: "NAME=DIRECTORY,...". NAME@TENANT is for the tenant of that public id
     alone. Clients ask for MODEL:NAME."""
+    speculative_tokens: int = 0
+    """Guess so many tokens at most, from what the text has said before, and verify them in one step; 0: never.
+    It pays with few sequences and texts that repeat, and pauses for those that don't."""
     itl_targets_ms: str = ""
     """Targets for the time between two tokens (90th percentile), by tier rank: "0:100,1:250". A rank that is
     not named has none. The engine computes less per step, and at worst runs fewer requests, to keep them."""

@@ -166,6 +166,9 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed by speculation, and how many of them were right."""
+    accepted_tokens: int = 0
     stop_reason: str | int | None = None
     """The stop string or the stop token id that matched; None for the model's own end token."""
     error: EngineError | None = None

@@ -37,7 +37,10 @@ def build(config: EngineConfig) -> Built:
     runner = ModelRunner(config, loaded)
     pool = BlockPool(runner.num_blocks, config.block_size)
     scheduler = Scheduler(
-        pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        pool,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        speculative_tokens=config.speculative_tokens,
     )
     limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
     return Built(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from torch import Tensor
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
+from engine_worker.engine.row import Ahead, Row
 from engine_worker.engine.sampler import Sampled, Sampler
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
@@ -48,8 +50,8 @@ class Step:
 class _Result:
     """What a step made of one sequence's chunk."""
 
-    sampled: Sampled | None
-    """The token that follows; None while the prompt goes on."""
+    sampled: Rows[Sampled]
+    """The token that follows, and those after each token of the draft; none while the prompt goes on."""
     scored: Rows[PositionLogprobs]
 
 
@@ -76,6 +78,8 @@ class EngineCore:
         self._live: dict[int, Sequence] = {}
         self._failed_steps = 0
         self._steps = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self._last = (0.0, 0)  # seconds, tokens
 
     @property
@@ -141,6 +145,8 @@ class EngineCore:
             kv_blocks_cached=self._pool.cached,
             prompt_tokens=self._scheduler.prompt_tokens,
             cached_prompt_tokens=self._scheduler.cached_prompt_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             rung=0 if self._pace is None else self._pace.rung,
         )
 
@@ -166,23 +172,36 @@ class EngineCore:
         sequence = item.sequence
         if sequence.status is not Status.RUNNING:
             return  # aborted since it was scheduled
-        sequence.num_computed += item.num_tokens
+        sequence.num_computed += item.num_tokens - len(item.draft)
         if sequence.scored is not None:
             sequence.scored += result.scored
-        sampled = result.sampled
-        if sampled is None:
-            return
-        if sampled.token_id is None:
-            self._fail(sequence, "the model's output is not a number, or every token is forbidden")
-            return
-        # Not before a token was chosen: what gave no number must not be found by others.
-        self._scheduler.keep(sequence)
-        if sequence.max_tokens == 0:
-            sequence.end(FinishReason.LENGTH)
-            return
-        sequence.append(sampled.token_id)
-        if sampled.logprobs is not None:
-            sequence.logprobs.append(sampled.logprobs)
+        accepted = self._verify(item, result)
+        for ahead, sampled in enumerate(result.sampled[: accepted + 1]):
+            if sampled.token_id is None:
+                self._fail(sequence, "the model's output is not a number, or every token is forbidden")
+                return
+            # The token before is one that was guessed right: it is computed already.
+            sequence.num_computed += min(ahead, 1)
+            # Not before a token was chosen: what gave no number must not be found by others.
+            self._scheduler.keep(sequence)
+            if sequence.max_tokens == 0:
+                sequence.end(FinishReason.LENGTH)
+                return
+            sequence.append(sampled.token_id)
+            if sampled.logprobs is not None:
+                sequence.logprobs.append(sampled.logprobs)
+            if sequence.finish is not None:
+                return
+
+    def _verify(self, item: Scheduled, result: _Result) -> int:
+        """How many tokens of the draft are what was then chosen."""
+        pairs = zip(item.draft, result.sampled, strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
+        if item.draft and (drafter := item.sequence.drafter) is not None:
+            drafter.verified(len(item.draft), accepted, len(item.sequence.token_ids) + accepted + 1)
+            self.drafted_tokens += len(item.draft)
+            self.accepted_tokens += accepted
+        return accepted
 
     def _compute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
         """Each scheduled chunk with what came of it. A request that breaks the step fails alone."""
@@ -215,8 +234,8 @@ class EngineCore:
         """Changes no sequence, so that a step that breaks half way can be made again."""
         with self.meter.phase("compute"):
             logits = self._runner.execute(plan)
-        sampling: list[Sequence] = []
-        last_rows: list[int] = []
+        sampling: list[Row] = []
+        wanted: list[int] = []
         scored: dict[int, list[PositionLogprobs]] = {}
         row = 0
         for item in plan:
@@ -225,14 +244,20 @@ class EngineCore:
             row += item.num_logits
             if item.samples:
                 sampling.append(item.sequence)
-                last_rows.append(row - 1)
-        if len(last_rows) < row:
-            logits = logits[last_rows]
+                sampling += [Ahead(item.sequence, item.draft[: n + 1]) for n in range(len(item.draft))]
+                wanted += range(row - 1 - len(item.draft), row)
+        if len(wanted) < row:
+            logits = logits[wanted]
         with self.meter.phase("sample"):
-            tokens = self._sampler.sample(logits, sampling) if sampling else []
-        sampled = {sequence.uid: token for sequence, token in zip(sampling, tokens, strict=True)}
+            tokens = iter(self._sampler.sample(logits, sampling) if sampling else ())
         return [
-            (item, _Result(sampled.get(item.sequence.uid), scored.get(item.sequence.uid, ())))
+            (
+                item,
+                _Result(
+                    list(islice(tokens, 1 + len(item.draft))) if item.samples else [],
+                    scored.get(item.sequence.uid, ()),
+                ),
+            )
             for item in plan
         ]
 

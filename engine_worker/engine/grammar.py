@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from engine_worker.engine.sequence import Sequence
+    from engine_worker.engine.row import Row
 
 
 class GrammarError(Exception):
@@ -75,7 +75,7 @@ class Matcher:
             raise GrammarError(self._matcher.get_error().partition("\n<state>")[0][:500])
 
 
-def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+def apply(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """`logits`: float32[rows, vocab]. Returned as they are where no row has a grammar, else a masked copy."""
     constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
     if not constrained:

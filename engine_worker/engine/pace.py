@@ -33,6 +33,7 @@ class Pace:
     def before(self, scheduler: Scheduler) -> None:
         """Sets what the coming step may compute."""
         self._began = self._clock()
+        scheduler.may_speculate = self._controller.rung < Rung.NO_SPECULATION
         streams = [sequence for sequence in scheduler.running if sequence.num_uncomputed == 1]
         targets = [target for sequence in streams if (target := self._target(sequence)) is not None]
         scheduler.allow(
@@ -41,8 +42,9 @@ class Pace:
 
     def after(self, plan: Rows[Scheduled], waits: Rows[tuple[Sequence, float]]) -> None:
         """Books the step: its duration, and how long streams waited for the token that it gave them."""
-        prompt_tokens = sum(item.num_tokens for item in plan if item.num_tokens > 1)
-        decodes = sum(item.num_tokens == 1 for item in plan)
+        chunks = [item.num_tokens - len(item.draft) for item in plan]
+        prompt_tokens = sum(chunk for chunk in chunks if chunk > 1)
+        decodes = sum(chunk == 1 for chunk in chunks)
         if plan:
             duration_s = self._clock() - self._began
             self._controller.note_step(duration_s, decodes=decodes, prompt_tokens=prompt_tokens)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.engine.sequence import Sequence
+from engine_worker.engine.row import Row
 from engine_worker.protocol import SamplingParams
 
 
-def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+def apply(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """`logits`: float32[rows, vocab]. Returned as they are if no row needs a change, else a changed copy."""
     concerned = [i for i, row in enumerate(rows) if _needs_change(row)]
     if not concerned:
@@ -27,7 +27,7 @@ def apply(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
     return logits
 
 
-def _needs_change(row: Sequence) -> bool:
+def _needs_change(row: Row) -> bool:
     return bool(row.sampling.logit_bias or row.bad_words) or _has_penalty(row.sampling) or _must_go_on(row)
 
 
@@ -37,17 +37,17 @@ def _has_penalty(sampling: SamplingParams) -> bool:
     )
 
 
-def _must_go_on(row: Sequence) -> bool:
+def _must_go_on(row: Row) -> bool:
     return bool(row.stop_ids) and row.num_output < row.sampling.min_tokens
 
 
-def _has_begun(word: tuple[int, ...], row: Sequence) -> bool:
+def _has_begun(word: tuple[int, ...], row: Row) -> bool:
     """Whether the output ends in all of `word` but its last token."""
     before = len(word) - 1
     return row.num_output >= before and (before == 0 or row.token_ids[-before:] == list(word[:-1]))
 
 
-def _apply_to_row(logits: Tensor, row: Sequence) -> None:
+def _apply_to_row(logits: Tensor, row: Row) -> None:
     """In place on `logits`: float32[vocab]."""
     sampling = row.sampling
     if sampling.repetition_penalty != 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine_worker.engine import grammar, penalties
 from engine_worker.engine.noise import uniform
-from engine_worker.engine.sequence import Sequence
+from engine_worker.engine.row import Row
 from engine_worker.protocol import PositionLogprobs, TokenLogprob
 
 # Candidates to look for the nucleus among before sorting a whole vocabulary for it: a sort of 50,000
@@ -35,7 +35,7 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def sample(self, logits: Tensor, rows: Rows[Sequence]) -> list[Sampled]:
+    def sample(self, logits: Tensor, rows: Rows[Row]) -> list[Sampled]:
         """One token per row. `logits`: float32[rows, at least vocab_size]; not changed.
 
         Noise is a function of (seed, output position) alone, so neither the batch nor a preemption
@@ -58,9 +58,7 @@ class Sampler:
         """How likely each of `token_ids` was, and `count` alternatives. `logits`: float32[tokens, vocab]."""
         return _report(logits[:, : self._vocab_size], token_ids, [count] * len(token_ids))
 
-    def _logprobs(
-        self, logits: Tensor, rows: Rows[Sequence], chosen: list[int]
-    ) -> dict[int, PositionLogprobs]:
+    def _logprobs(self, logits: Tensor, rows: Rows[Row], chosen: list[int]) -> dict[int, PositionLogprobs]:
         wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
         if not wanted:
             return {}
@@ -82,7 +80,7 @@ def _report(logits: Tensor, chosen: Rows[int], counts: Rows[int]) -> list[Positi
     ]
 
 
-def _draw(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+def _draw(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """int64[rows]: by inversion of the cumulative distribution, one uniform number per row."""
     temperature = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)
     logits = _truncate(logits / temperature[:, None], rows)
@@ -95,7 +93,7 @@ def _draw(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
     return token_ids.clamp_(max=logits.shape[-1] - 1)
 
 
-def _truncate(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
+def _truncate(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """Sets everything outside top-k, top-p and min-p to -inf. Ties with the last kept token are kept."""
     min_p = torch.tensor([row.sampling.min_p for row in rows], device=logits.device)
     cut = [i for i, row in enumerate(rows) if row.sampling.top_k > 0 or row.sampling.top_p < 1]
@@ -116,7 +114,7 @@ def _truncate(logits: Tensor, rows: Rows[Sequence]) -> Tensor:
     return logits.masked_fill(logits < lowest[:, None], -torch.inf)
 
 
-def _floor(logits: Tensor, rows: Rows[Sequence], candidates: int) -> tuple[Tensor, Tensor]:
+def _floor(logits: Tensor, rows: Rows[Row], candidates: int) -> tuple[Tensor, Tensor]:
     """Smallest logit that top-k and then top-p keep, and whether `candidates` were enough to know: [rows] each."""
     vocab_size = logits.shape[-1]
     kept = [row.sampling.top_k if 0 < row.sampling.top_k < vocab_size else vocab_size for row in rows]

@@ -14,6 +14,7 @@ from operator import attrgetter
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.engine.slo import Allowance
+from engine_worker.engine.speculation import Drafter, draft_limit
 
 _ORDER = attrgetter("order")
 
@@ -24,11 +25,18 @@ class Scheduled:
 
     sequence: Sequence
     num_tokens: int
+    draft: tuple[int, ...] = ()
+    """The last of the tokens to compute: not the sequence's yet, only guessed."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        start = self.sequence.num_computed
+        return [*self.sequence.token_ids[start : start + self.num_tokens - len(self.draft)], *self.draft]
 
     @property
     def samples(self) -> bool:
         """Whether the last known token is among them, so that the next one can be chosen."""
-        return self.num_tokens == self.sequence.num_uncomputed
+        return self.num_tokens - len(self.draft) == self.sequence.num_uncomputed
 
     @property
     def num_logits(self) -> int:
@@ -36,16 +44,27 @@ class Scheduled:
         sequence = self.sequence
         if sequence.scored is not None and sequence.is_scoring:
             return max(0, sequence.num_computed + self.num_tokens - len(sequence.scored))
-        return int(self.samples)
+        return 1 + len(self.draft) if self.samples else 0
 
 
 class Scheduler:
     """Orders waiting and running sequences and shares out slots, blocks and the token budget."""
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        speculative_tokens: int = 0,
+        speculative_rows: int = 16,
+    ) -> None:
         self._pool = pool
         self._ceiling = Allowance(max_num_batched_tokens, max_num_seqs)
         self._allowed = self._ceiling
+        self._speculative_tokens = speculative_tokens
+        self._speculative_rows = speculative_rows
+        self.may_speculate = True
         # Both sorted by `Sequence.order`, best first.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -76,9 +95,13 @@ class Scheduler:
         self._admit()
         budget = self._allowed.tokens
         plan: list[Scheduled] = []
-        for sequence in self._decodes():
-            plan.append(Scheduled(sequence, 1))
-            budget -= 1
+        decodes = list(self._decodes())
+        limit = self._draft_limit(len(decodes))
+        budget -= len(decodes)
+        for sequence in decodes:
+            draft = self._draft(sequence, min(limit, budget)) if limit else ()
+            plan.append(Scheduled(sequence, 1 + len(draft), draft))
+            budget -= len(draft)
         for sequence in self.running:
             if budget <= 0:
                 break
@@ -93,6 +116,22 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.status is Status.RUNNING and sequence.num_uncomputed == 1 and self._grow(sequence):
                 yield sequence
+
+    def _draft_limit(self, num_decodes: int) -> int:
+        if not self._speculative_tokens or not self.may_speculate or not num_decodes:
+            return 0
+        return draft_limit(self._speculative_tokens, num_decodes, self._speculative_rows)
+
+    def _draft(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+        """Tokens that may come next, with blocks for them; never at another sequence's cost."""
+        # One token is chosen after the draft.
+        limit = min(limit, sequence.max_tokens - sequence.num_output - 1)
+        if limit <= 0 or sequence.matcher is not None:
+            return ()
+        if sequence.drafter is None:
+            sequence.drafter = Drafter()
+        draft = sequence.drafter.propose(sequence.token_ids, limit)
+        return draft if self._pool.grow(sequence.table, len(sequence.token_ids) + len(draft)) else ()
 
     def _grow(self, sequence: Sequence) -> bool:
         """Makes room for the sequence's tokens, at the cost of the last in order, which may be itself."""

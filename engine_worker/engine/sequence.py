@@ -9,6 +9,7 @@ from engine_worker.engine.block_pool import BlockTable
 from engine_worker.engine.grammar import GrammarError, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys
+from engine_worker.engine.speculation import Drafter
 from engine_worker.engine.types import EngineRequest, RequestOutput
 from engine_worker.protocol import EngineError, Finish, FinishReason, PositionLogprobs, SamplingParams
 
@@ -45,6 +46,8 @@ class Sequence:
     """Names of its blocks in the prefix cache; None: neither looked up nor kept there."""
     scored: list[PositionLogprobs] | None = None
     """Of the prompt's second token and on, as far as computed; None: not asked for, or delivered already."""
+    drafter: Drafter | None = None
+    """Made when tokens are first guessed for it."""
     table: BlockTable = field(default_factory=BlockTable)
     status: Status = Status.WAITING
     num_computed: int = 0
@@ -134,6 +137,8 @@ class Sequence:
             prompt_tokens=self.num_prompt,
             completion_tokens=self.num_output,
             cached_tokens=min(self.num_cached or 0, self.num_prompt),
+            drafted_tokens=self.drafter.drafted if self.drafter else 0,
+            accepted_tokens=self.drafter.accepted if self.drafter else 0,
             stop_reason=stop_reason,
             error=error,
         )

@@ -82,6 +82,9 @@ class EngineStats:
     """Now: held by nobody, kept for their content."""
     prompt_tokens: int = 0
     """Of requests that have begun to run."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Guessed by speculation, and how many of them were right."""
     cached_prompt_tokens: int = 0
     """Those of them that the prefix cache held."""
     rung: int = 0

@@ -42,7 +42,7 @@ class ModelRunner:
             segments.append(
                 Segment(len(token_ids), item.num_tokens, end, sequence.table.blocks, sequence.request.adapter)
             )
-            token_ids += sequence.token_ids[start:end]
+            token_ids += item.token_ids
             positions += range(start, end)
             last_rows[sequence.uid] = len(token_ids) - 1
         sampled: list[int] = []
