@@ -65,7 +65,8 @@ Weir is ready.
   . {shlex.quote(file)}
   curl -N $WEIR_BASE_URL/v1/chat/completions -H "Authorization: Bearer $WEIR_API_KEY" \\
     -H "Content-Type: application/json" \\
-    -d '{{"model": "{model_name}", "stream": true, "messages": [{{"role": "user", "content": "What is a weir?"}}]}}'
+    -d '{{"model": "{model_name}", "stream": true, "temperature": 0.2, "max_tokens": 300,
+         "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
 Ctrl-C stops it; what it stored stays in {os.path.relpath(var_dir) if file[0] != "/" else var_dir}.
 """
