@@ -7,13 +7,18 @@ A connection that drops leaves its generations running for a while, to be resume
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 import structlog
+from asgiref.sync import sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import DatabaseError, InterfaceError
+from django.utils import timezone
 
 from engine_worker.broker import BrokerUnavailable
+from engine_worker.protocol import Finish, charged_prompt_tokens
 from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, Overloaded
 from inference.pace import Pace
 from inference.runtime import get_runtime
@@ -24,7 +29,9 @@ from inference.services.prepare import make_grammar, tokenise_chat
 from inference.services.resume import resume
 from inference.services.submit import Submission, new_request_id, submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
+from tenants.pricing import price_at
 from tenants.principal import Principal, Scope
+from tenants.selectors import model_prices
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +122,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
 
     async def _start(self, frame: frames.Start) -> Generation:
         runtime = get_runtime()
-        principal = await self._principal(frame.tenant)
+        principal = await self._principal(frame.tenant, frame.tier)
         model = await runtime.models.get(frame.model, tenant_public_id=principal.tenant_public_id)
         for index, message in enumerate(frame.messages):
             if message.content is None:
@@ -160,6 +167,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         return generation
 
     async def _relay(self, frame_id: str, generation: Generation, pace: Pace) -> None:
+        began_at = timezone.now()
         while generation.finish is None:
             chunk = await generation.next(_SILENCE_S)
             if chunk is None:
@@ -177,6 +185,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 completion_tokens=finish.completion_tokens,
                 tokens_per_second=pace.tokens_per_second,
                 ttft_ms=pace.ttft_ms,
+                cost_microusd=await _cost_microusd(generation.ticket.model, finish, began_at),
             )
         )
         failure = generation.failure()
@@ -185,8 +194,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             raise failure
         await self._send(frames.Done(id=frame_id, finish_reason=finish.reason))
 
-    async def _principal(self, tenant: str | None) -> Principal:
-        principal = await principal_for_member(self.scope["user"], tenant)
+    async def _principal(self, tenant: str | None, tier: str | None = None) -> Principal:
+        principal = await principal_for_member(self.scope["user"], tenant, tier)
         if Scope.INFERENCE not in principal.scopes:
             raise NotAllowed("Your role does not allow generating.", code="insufficient_permissions")
         return principal
@@ -198,6 +207,26 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         await self._send(
             frames.ErrorFrame(id=frame_id, error=error.body(), retry_after_ms=error.retry_after_ms)
         )
+
+
+async def _cost_microusd(model: str, finish: Finish, began_at: datetime) -> int | None:
+    """What the ledger will say, as long as the price does not change in mid-answer."""
+    try:
+        price = price_at((await sync_to_async(model_prices)({model})).get(model, []), began_at)
+    except (DatabaseError, InterfaceError):
+        return None  # the answer is worth more than its figure
+    if price is None:
+        return None
+    prompt_tokens = charged_prompt_tokens(
+        finish_reason=finish.reason,
+        prompt_tokens=finish.prompt_tokens,
+        completion_tokens=finish.completion_tokens,
+    )
+    return price.cost_microusd(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=min(finish.cached_tokens, prompt_tokens),
+        completion_tokens=finish.completion_tokens,
+    )
 
 
 def _id_in(text: str | None) -> str | None:

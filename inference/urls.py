@@ -2,16 +2,39 @@
 
 from django.urls import path
 
-from inference import views
+from inference import chat_views, views
 from inference.operator_api import live_state
 
 urlpatterns = [
     path("", views.home, name="home"),
     path("docs", views.docs, name="docs"),
-    path("chat", views.chat_home, name="chat_home"),
+    path("chat", chat_views.chat_home, name="chat_home"),
     path("operator/live", live_state, name="live_state"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),
     path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
     path("t/<uuid:tenant_id>/usage/", views.usage, name="usage"),
-    path("t/<uuid:tenant_id>/chat/", views.chat, name="chat"),
+    path("t/<uuid:tenant_id>/chat/", chat_views.chat, name="chat"),
+    path("t/<uuid:tenant_id>/chat/conversations/", chat_views.conversation_list, name="conversations"),
+    path(
+        "t/<uuid:tenant_id>/chat/conversations/<uuid:conversation_id>/",
+        chat_views.conversation,
+        name="conversation",
+    ),
+    path(
+        "t/<uuid:tenant_id>/chat/conversations/<uuid:conversation_id>/exchanges/<uuid:exchange_id>/",
+        chat_views.exchange,
+        name="exchange",
+    ),
+    path(
+        "t/<uuid:tenant_id>/chat/conversations/<uuid:conversation_id>/export.json",
+        chat_views.export,
+        {"form": "json"},
+        name="export_json",
+    ),
+    path(
+        "t/<uuid:tenant_id>/chat/conversations/<uuid:conversation_id>/export.md",
+        chat_views.export,
+        {"form": "md"},
+        name="export_markdown",
+    ),
 ]

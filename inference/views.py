@@ -1,11 +1,10 @@
-"""The console's pages about inference: start page, docs, overview, usage, chat."""
+"""The console's pages about inference: start page, docs, overview, usage."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
@@ -18,7 +17,6 @@ from tenants.selectors import api_key_names
 
 _RECENT_REQUESTS = 15
 _USAGE_SPANS = (7, 30, 90)
-_DEFAULT_MAX_TOKENS = 512
 
 
 def api_example(request: HttpRequest) -> dict[str, Any]:
@@ -39,14 +37,6 @@ def home(request: HttpRequest) -> HttpResponse:
     if console is None:
         return render(request, "tenants/no_tenant.html")
     return redirect("overview", console.tenant.public_id)
-
-
-@require_safe
-@login_required
-def chat_home(request: HttpRequest) -> HttpResponse:
-    """An address to remember: the chat of the tenant that the member looked at last."""
-    console = last_console(request)
-    return redirect("home") if console is None else redirect("chat", console.tenant.public_id)
 
 
 @require_safe
@@ -99,18 +89,3 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
         "total": selectors.total(rows),
     }
     return render(request, "inference/usage.html", context)
-
-
-@require_safe
-@tenant_page
-def chat(request: HttpRequest, console: Console) -> HttpResponse:
-    longest = console.tenant.tier.max_output_tokens
-    context = {
-        "console": console,
-        "section": "chat",
-        "models": served_models() if console.may_chat else (),
-        "max_output_tokens": longest,
-        "default_max_tokens": min(_DEFAULT_MAX_TOKENS, longest),
-        "socket_path": "/ws/chat",
-    }
-    return render(request, "inference/chat.html", context)

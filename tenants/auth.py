@@ -25,9 +25,9 @@ from django.db import DatabaseError, InterfaceError
 from tenants.key_cache import KeyCache, KeyUnavailable
 from tenants.key_format import digest_key, parse_key
 from tenants.key_verdict import Verdict, judge
-from tenants.models import User
+from tenants.models import Tenant, Tier, User
 from tenants.principal import Principal
-from tenants.selectors import find_membership, member_principal
+from tenants.selectors import find_membership, member_principal, tiers_open_to
 
 
 class AuthError(Exception):
@@ -83,6 +83,12 @@ class NotAMember(AuthError):
     message = "You are not a member of this tenant."
 
 
+class TierNotOpen(AuthError):
+    code = "tier_not_open"
+    status = 403
+    message = "This tenant's requests can't go in that tier: only in its own, or one after it."
+
+
 class AuthUnavailable(AuthError):
     code = "auth_unavailable"
     status = 503
@@ -129,21 +135,32 @@ async def authenticate_bearer(token: str | None, address: str | None = None) -> 
     return stored.principal
 
 
-async def principal_for_member(user: User, tenant_public_id: str | None = None) -> Principal:
-    """The principal of a signed-in person in the named tenant, or in their first.
+async def principal_for_member(
+    user: User, tenant_public_id: str | None = None, tier: str | None = None
+) -> Principal:
+    """The principal of a signed-in person in the named tenant, or in their first; in a lesser tier if one is named.
 
-    Raises NotAMember, TenantSuspended or AuthUnavailable.
+    Raises NotAMember, TenantSuspended, TierNotOpen or AuthUnavailable.
     """
-    return await sync_to_async(_principal_for_member)(user, tenant_public_id)
+    return await sync_to_async(_principal_for_member)(user, tenant_public_id, tier)
 
 
-def _principal_for_member(user: User, tenant_public_id: str | None) -> Principal:
+def _principal_for_member(user: User, tenant_public_id: str | None, tier: str | None) -> Principal:
     try:
         membership = find_membership(user, tenant_public_id) if user.is_active else None
         if membership is None:
             raise NotAMember
         if membership.tenant.is_suspended:
             raise TenantSuspended
-        return member_principal(membership, user)
+        return member_principal(membership, user, _chosen_tier(membership.tenant, tier))
     except (DatabaseError, InterfaceError) as error:
         raise AuthUnavailable from error
+
+
+def _chosen_tier(tenant: Tenant, name: str | None) -> Tier:
+    if name is None or name == tenant.tier.name:
+        return tenant.tier
+    for tier in tiers_open_to(tenant):
+        if tier.name == name:
+            return tier
+    raise TierNotOpen

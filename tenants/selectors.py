@@ -127,21 +127,23 @@ def find_membership(user: User, tenant_public_id: str | None) -> Membership | No
     return rows.first()
 
 
-def member_principal(membership: Membership, user: User) -> Principal:
+def member_principal(membership: Membership, user: User, tier: Tier | None = None) -> Principal:
+    """In the tenant's own tier, or in the one given."""
     tenant = membership.tenant
+    tier = tier or tenant.tier
     limits = limits_of(tenant, None)
     return Principal(
         tenant_id=tenant.pk,
         tenant_public_id=str(tenant.public_id),
         tenant_name=tenant.name,
-        tier=tier_spec(tenant.tier),
+        tier=tier_spec(tier),
         limits=limits,
         zone=tenant.timezone,
         prices=_prices_for(limits),
         scopes=SCOPES_BY_ROLE[Role(membership.role)],
         user_id=user.pk,
         user_public_id=str(user.public_id),
-        weight=tenant.weight or tenant.tier.weight,
+        weight=tenant.weight or tier.weight,
     )
 
 
@@ -160,6 +162,11 @@ def tier_spec(tier: Tier) -> TierSpec:
         max_output_tokens=tier.max_output_tokens,
         max_wait_s=tier.max_wait_s,
     )
+
+
+def tiers_open_to(tenant: Tenant) -> list[Tier]:
+    """The tenant's own, and those after it: a member may choose to wait longer, never less. Best first."""
+    return list(Tier.objects.filter(rank__gte=tenant.tier.rank).order_by("rank"))
 
 
 def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:

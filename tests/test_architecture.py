@@ -22,6 +22,7 @@ UNSCOPED_ALLOWED = {
     "inference/models/alert.py": "declares it",
     "inference/services/alerts.py": "mails what waits, whosever it is",
     "inference/models/adjustment.py": "declares it",
+    "inference/models/conversation.py": "declares it",
     "inference/models/rollup.py": "declares it",
     "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",
     "tenants/services/audit.py": "the operator's own affairs belong to no tenant",

@@ -1,5 +1,6 @@
 from inference.models.adjustment import UsageAdjustment
 from inference.models.alert import Alert, AlertKind
+from inference.models.conversation import Conversation, Exchange
 from inference.models.rollup import (
     LATENCY_STEP,
     LatencyDay,
@@ -14,6 +15,8 @@ __all__ = [
     "LATENCY_STEP",
     "Alert",
     "AlertKind",
+    "Conversation",
+    "Exchange",
     "LatencyDay",
     "LatencyMetric",
     "ParkedUsageEvent",

@@ -25,6 +25,8 @@ class Start(msgspec.Struct, tag="start", kw_only=True, forbid_unknown_fields=Tru
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     params: ChatParams = msgspec.field(default_factory=ChatParams)
+    tier: Annotated[str, Meta(max_length=32)] | None = None
+    """One that is no better than the tenant's own, which holds where none is named."""
     tenant: str | None = None
 
 
@@ -67,6 +69,8 @@ class UsageFrame(msgspec.Struct, tag="usage", kw_only=True):
     tokens_per_second: float | None
     ttft_ms: int | None
     """Null when resumed."""
+    cost_microusd: int | None = None
+    """Null where the model has no price, or prices can't be read. The ledger's row decides."""
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True):

@@ -11,6 +11,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from inference.models import UsageRecord
+from inference.services.partitions import ensure_partitions
 from tenants.principal import LimitMetric
 from tests.e2e.conftest import Visitor
 from tests.e2e.site import MODEL, Site
@@ -32,6 +33,8 @@ def busy_tenant(cast: Cast) -> str:
     now = timezone.now()
     for number in range(40):
         finished = now - timedelta(hours=4 * number)
+        created = finished - timedelta(milliseconds=900 + 211 * number)
+        ensure_partitions([created.date()])
         UsageRecord.objects.create(
             tenant=cast.tenant,
             request_id=f"{cast.tenant.public_id}-{number}",
@@ -42,7 +45,8 @@ def busy_tenant(cast: Cast) -> str:
             error_code="engine_error" if number % 7 == 6 else "",
             prompt_tokens=37 * number + 12,
             completion_tokens=101 * number % 512,
-            created_at=finished - timedelta(milliseconds=900 + 211 * number),
+            created_at=created,
+            day=created.date(),
             first_token_at=finished - timedelta(milliseconds=700 + 200 * number),
             finished_at=finished,
         )

@@ -12,10 +12,13 @@ from django.test import Client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from inference.models import UsageRecord
+from inference.services.usage import drain_usage_stream
 from tenants.models import User
 from tenants.principal import LimitMetric
-from tests.e2e.site import MODEL, Site
-from tests.factories import Cast, make_cast, set_limit
+from tenants.services import set_model_price
+from tests.e2e.site import MODEL, Site, wait_until
+from tests.factories import TEST, Cast, make_cast, make_tier, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -196,3 +199,32 @@ def test_signed_out_and_foreign_origins(site, cast):
         assert closed.value.rcvd.code == 4401
     with pytest.raises(InvalidStatus), socket(site, cast.member, origin="http://evil.example"):
         pass
+
+
+def test_the_usage_says_what_it_cost(site, cast):
+    set_model_price(
+        actor=TEST, model=MODEL, input_microusd_per_mtok=2_000_000, cached_input_microusd_per_mtok=2_000_000,
+        output_microusd_per_mtok=3_000_000,
+    )  # fmt: skip
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1", 10))
+        frames = hear_until(connection, "g1", "done", "error")
+    usage = next(frame for frame in frames if frame["type"] == "usage")
+    assert usage["cost_microusd"] == 2 * usage["prompt_tokens"] + 3 * 10
+
+
+def test_a_member_may_wait_longer_but_not_less(site, cast):
+    make_tier("realtime")
+    make_tier("batch")
+    with socket(site, cast.member) as connection:
+        say(connection, **start("slow", 5), tier="batch")
+        assert hear_until(connection, "slow", "done", "error")[-1]["type"] == "done"
+        for better in ("realtime", "none such"):
+            say(connection, **start("fast", 5), tier=better)
+            assert hear_until(connection, "fast", "done", "error")[-1]["error"]["code"] == "tier_not_open"
+
+    def of_batch() -> bool:
+        drain_usage_stream()
+        return UsageRecord.objects.filter(tenant=cast.tenant, tier="batch", completion_tokens=5).exists()
+
+    wait_until(of_batch, "the ledger's row", site.log)

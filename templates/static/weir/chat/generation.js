@@ -10,6 +10,8 @@ export class Generation {
     this.nextSeq = fields.nextSeq ?? 0;
     this.phase = fields.phase ?? "asked";
     this.text = fields.text ?? "";
+    /** Of the queue it waited in; empty for the tenant's own. */
+    this.tier = fields.tier ?? "";
     this.tail = fields.tail ?? false;
     this.finishReason = fields.finishReason ?? null;
     this.usage = fields.usage ?? null;
@@ -85,7 +87,7 @@ export class Generation {
   }
 
   toJSON() {
-    const { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt } = this;
-    return { id, model, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt };
+    const { id, model, tier, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt } = this;
+    return { id, model, tier, requestId, nextSeq, phase, text, tail, finishReason, usage, error, retryAt };
   }
 }

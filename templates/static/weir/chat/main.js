@@ -1,124 +1,218 @@
 // The chat page: wires the socket, the conversation and the page together.
 
 import { announce, copyText } from "../console.js";
-import { Conversation } from "./conversation.js";
-import { Generation } from "./generation.js";
+import { Archive } from "./archive.js";
+import { Conversation, TabMemory, newId } from "./conversation.js";
+import { History } from "./history.js";
 import { Follower } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { ChatSocket } from "./socket.js";
 import { AnswerView, userTurn } from "./turn.js";
 
 const byId = (id) => document.getElementById(id);
-const { socket: socketPath, tenant, user } = byId("chat").dataset;
+const { socket: socketPath, tenant, user, archive: archivePath, token } = byId("chat").dataset;
 const ui = {
   model: byId("model"), log: byId("log"), empty: byId("empty"), prompt: byId("prompt"), send: byId("send"),
   stop: byId("stop"), connection: byId("connection"), connectionText: byId("connection-text"), reconnect: byId("reconnect"),
+  unsaved: byId("unsaved"),
 };
-const conversation = new Conversation(`${tenant}.${user}`);
+let conversation = new Conversation();
+const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value }));
 const settings = new Settings();
 const follower = new Follower(byId("log-scroller"), byId("to-latest"));
 const socket = new ChatSocket(socketPath);
-/** @type {Map<string, AnswerView>} by generation id */
+const archive = new Archive(archivePath, token);
+const history = new History(archive, {
+  open: (id) => void open(id),
+  removed: (id) => { if (id === conversation.id) lookAt(new Conversation()); },
+  renamed: (id, title) => { if (id === conversation.id) conversation.title = title; },
+});
+/** @type {Map<string, AnswerView>} the answers to be seen, by generation id */
 const views = new Map();
+/** @type {Map<string, {conversation: Conversation, exchange: object}>} every answer under way, also of conversations put away */
+const underWay = new Map();
 let trouble = null;
-
-const newId = () =>
-  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 function refresh() {
   const running = conversation.running.length > 0;
-  ui.empty.hidden = conversation.exchanges.length > 0;
+  ui.empty.hidden = conversation.exchanges.size > 0;
   ui.stop.hidden = !running;
   ui.send.hidden = running;
   ui.send.disabled = !ui.prompt.value.trim() || socket.state !== "open" || !ui.model.value;
-  const exchanges = conversation.exchanges;
-  exchanges.forEach(({ answer }, index) => {
-    const retry = views.get(answer.id)?.element.querySelector('[data-action="retry"]');
-    if (retry) retry.hidden = index !== exchanges.length - 1;
-  });
 }
 
-function show(exchange) {
+/** Draws the branch that is looked at. */
+function draw() {
+  views.clear();
+  ui.log.replaceChildren();
+  for (const exchange of conversation.path()) {
+    const beside = conversation.beside(exchange);
+    const alternatives = conversation.alternatives(exchange);
+    const place = alternatives.findIndex(({ id, pair }) => id === exchange.id || (pair && pair === exchange.pair));
+    ui.log.append(userTurn(exchange.question, {
+      place,
+      count: alternatives.length,
+      onStep: (by) => step(alternatives[place + by]),
+      onEdit: (question) => ask({ parent: exchange.parent, question }),
+    }));
+    const answers = beside.map((one) => answerView(one, exchange, beside.length > 1).element);
+    if (answers.length > 1) ui.log.append(sideBySide(answers));
+    else ui.log.append(...answers);
+  }
+  for (const view of views.values()) view.refresh(trouble);
+  refresh();
+}
+
+function answerView(exchange, chosen, isPair) {
   const view = new AnswerView(exchange.answer, {
     onShown: () => follower.follow(),
-    onRetry: () => retryLast(),
+    onRetry: () => ask({ parent: exchange.parent, question: exchange.question }),
     onCopy: async (button) => {
       button.textContent = (await copyText(exchange.answer.text)) ? "Copied" : "Copying was refused";
       setTimeout(() => { button.textContent = "Copy"; }, 2000);
     },
+    onChoose: isPair ? () => step(exchange) : null,
+    isChosen: exchange === chosen,
   });
-  views.set(exchange.answer.id, view);
-  ui.log.append(userTurn(exchange.question), view.element);
+  views.set(exchange.id, view);
+  return view;
 }
 
-function ask(index) {
-  const { answer } = conversation.exchanges[index];
+function sideBySide(answers) {
+  const item = document.createElement("li");
+  const list = document.createElement("ol");
+  item.className = "pair";
+  list.setAttribute("aria-label", "Answers side by side");
+  list.append(...answers);
+  item.append(list);
+  return item;
+}
+
+function step(exchange) {
+  conversation.lookAt(exchange);
+  draw();
+  follower.follow();
+  memory.keepNow();
+  archive.look(conversation).catch(() => {}); // what is looked at is a convenience; it is saved with the next answer
+}
+
+/** Asks one model, or two side by side. */
+function ask({ parent, question }) {
   const params = settings.params();
-  if (params === null) return false;
-  return socket.send({
-    type: "start", id: answer.id, model: answer.model, tenant, params,
-    messages: conversation.messages(index, settings.system),
-  });
+  if (params === null || !ui.model.value || conversation.running.length || socket.state !== "open") return false;
+  const models = settings.other ? [ui.model.value, settings.other] : [ui.model.value];
+  const pair = models.length > 1 ? newId() : null;
+  const before = conversation.leaf;
+  const exchanges = models.map((model) =>
+    conversation.add({ parent, question, model, tier: settings.tier, pair }));
+  conversation.leaf = exchanges[0].id;
+  for (const exchange of exchanges) {
+    const sent = socket.send({
+      type: "start", id: exchange.id, model: exchange.answer.model, tenant, params,
+      ...(settings.tier && { tier: settings.tier }),
+      messages: conversation.messages(exchange, settings.system),
+    });
+    if (sent) underWay.set(exchange.id, { conversation, exchange });
+    else conversation.remove(exchange);
+  }
+  if (!conversation.running.length) {
+    conversation.leaf = before;
+    return false;
+  }
+  draw();
+  nameAddress();
+  memory.keepNow();
+  follower.jump();
+  return true;
 }
 
 function submit() {
   const question = ui.prompt.value.trim();
-  if (!question || conversation.running.length || !ui.model.value) return;
-  const exchange = { question, answer: new Generation({ id: newId(), model: ui.model.value }) };
-  conversation.exchanges.push(exchange);
-  if (!ask(conversation.exchanges.length - 1)) {
-    conversation.exchanges.pop();
-    return;
+  if (question && ask({ parent: conversation.leaf, question })) {
+    ui.prompt.value = "";
+    refresh();
   }
-  ui.prompt.value = "";
-  show(exchange);
-  conversation.keepNow();
-  refresh();
-  follower.jump();
-}
-
-function retryLast() {
-  const index = conversation.exchanges.length - 1;
-  const exchange = conversation.exchanges[index];
-  if (!exchange?.answer.isOver || socket.state !== "open" || !ui.model.value) return;
-  const old = views.get(exchange.answer.id);
-  views.delete(exchange.answer.id);
-  old.element.previousElementSibling.remove();
-  old.element.remove();
-  exchange.answer = new Generation({ id: newId(), model: ui.model.value });
-  show(exchange);
-  if (!ask(index)) exchange.answer.fail({ message: "The message could not be sent. Check the connection and retry." });
-  views.get(exchange.answer.id).refresh(trouble);
-  conversation.keepNow();
-  refresh();
-  follower.jump();
 }
 
 function stop() {
-  for (const generation of conversation.running) socket.send({ type: "stop", id: generation.id });
+  for (const { id } of conversation.running) socket.send({ type: "stop", id });
 }
 
 function onFrame(frame) {
-  const view = views.get(frame.id);
   if (frame.type === "error" && !frame.id) announce(frame.error.message);
-  if (!view) return; // an answer of a conversation that was put away
-  view.write(view.generation.apply(frame));
-  conversation.keep();
-  if (!view.generation.isOver) return;
-  conversation.keepNow();
-  announce(view.generation.error ? "The answer failed" : "The answer is complete");
+  const found = underWay.get(frame.id);
+  if (!found) return; // an answer of a conversation that was deleted
+  const { exchange } = found;
+  const text = exchange.answer.apply(frame);
+  views.get(frame.id)?.write(text);
+  memory.keep();
+  if (frame.type === "started") void save(found);
+  if (exchange.answer.isOver) onOver(found);
+}
+
+function onOver(found) {
+  underWay.delete(found.exchange.id);
+  void save(found);
+  if (found.conversation !== conversation) return;
+  memory.keepNow();
+  announce(found.exchange.answer.error ? "The answer failed" : "The answer is complete");
   refresh();
   follower.follow();
 }
 
+async function save({ conversation: which, exchange }) {
+  const isNew = which.exchanges.size <= 2;
+  const allKept = await archive.save(which, exchange);
+  ui.unsaved.hidden = allKept;
+  if (allKept && isNew) void history.refresh();
+}
+
 /** After the connection is back: ask for the rest of each answer that was under way. */
 function resumeAll() {
-  for (const generation of conversation.running) {
-    const frame = generation.resumeFrame(tenant);
+  for (const found of [...underWay.values()]) {
+    const frame = found.exchange.answer.resumeFrame(tenant);
     if (frame) socket.send(frame);
-    else generation.fail({ message: "The connection was lost before the answer began. Try again." });
+    else {
+      found.exchange.answer.fail({ message: "The connection was lost before the answer began. Try again." });
+      onOver(found);
+    }
   }
-  conversation.keepNow();
+  void archive.saveRest().then((allKept) => { ui.unsaved.hidden = allKept; });
+}
+
+/** The page's address leads back to the conversation, once there is one. */
+function nameAddress() {
+  const address = new URL(location.href);
+  if (conversation.exchanges.size) address.searchParams.set("c", conversation.id);
+  else address.searchParams.delete("c");
+  window.history.replaceState(null, "", address);
+}
+
+function lookAt(next) {
+  conversation = next;
+  for (const exchange of next.running) underWay.set(exchange.id, { conversation: next, exchange });
+  nameAddress();
+  history.current = next.id;
+  draw();
+  memory.keepNow();
+  follower.jump();
+}
+
+async function open(id) {
+  const known = [...underWay.values()].find((found) => found.conversation.id === id)?.conversation;
+  if (known) {
+    lookAt(known);
+    return;
+  }
+  try {
+    lookAt(new Conversation(await archive.open(id)));
+  } catch {
+    announce("That conversation can’t be opened");
+    byId("history-note").textContent = "That conversation can’t be opened.";
+    byId("history-note").hidden = false;
+    return;
+  }
+  if (socket.state === "open") resumeAll();
 }
 
 function onState({ state, delayMs }) {
@@ -156,29 +250,22 @@ function initComposer() {
     ui.prompt.focus();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && conversation.running.length) stop();
+    if (event.key === "Escape" && !document.querySelector("dialog[open]") && conversation.running.length) stop();
   });
 }
 
-function initBar() {
-  if (conversation.model && [...ui.model.options].some(({ value }) => value === conversation.model)) {
-    ui.model.value = conversation.model;
-  }
+function initBar(model) {
+  if (model && [...ui.model.options].some(({ value }) => value === model)) ui.model.value = model;
   const nameModel = () => {
     for (const element of document.querySelectorAll("[data-model-name]")) element.textContent = ui.model.value;
   };
   nameModel();
   ui.model.addEventListener("change", () => {
-    conversation.model = ui.model.value;
-    conversation.keep();
+    memory.keep();
     nameModel();
   });
   byId("new-chat").addEventListener("click", () => {
-    stop();
-    conversation.clear();
-    views.clear();
-    ui.log.replaceChildren();
-    refresh();
+    lookAt(new Conversation());
     ui.prompt.focus();
   });
   ui.reconnect.addEventListener("click", () => {
@@ -198,16 +285,25 @@ async function awaitModel() {
   }
 }
 
+function begin() {
+  const kept = memory.recall();
+  const asked = new URL(location.href).searchParams.get("c")?.replaceAll("-", "").toLowerCase();
+  const isAsked = /^[0-9a-f]{32}$/.test(asked ?? "");
+  initBar(kept.model);
+  // What this tab kept has the text of an answer under way: it goes before what the server keeps.
+  if (kept.conversation && (!isAsked || kept.conversation.id === asked)) lookAt(new Conversation(kept.conversation));
+  else if (isAsked) void open(asked);
+  else lookAt(conversation);
+}
+
 socket.addEventListener("frame", (event) => onFrame(event.detail));
 socket.addEventListener("state", (event) => onState(event.detail));
-conversation.exchanges.forEach(show);
 initComposer();
-initBar();
-refresh();
-follower.jump();
+begin();
+void history.refresh();
 socket.connect();
 // The live rate moves also when no token comes, which is when it tells something; a wait to retry runs down.
 setInterval(() => {
-  for (const view of views.values()) if (view.isMoving) view.refresh(trouble);
+  if (!document.hidden) for (const view of views.values()) if (view.isMoving) view.refresh(trouble);
 }, 500);
 if ("awaitsModel" in byId("chat").dataset) setInterval(awaitModel, 5000);

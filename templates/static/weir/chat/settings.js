@@ -32,6 +32,16 @@ export class Settings {
     return this.#field("system").value.trim();
   }
 
+  /** The queue to wait in; empty for the tenant's own. */
+  get tier() {
+    return this.#field("tier")?.value ?? "";
+  }
+
+  /** The second model, whose answer is shown beside the first's; empty for none. */
+  get other() {
+    return this.#field("other").value;
+  }
+
   /** @returns {Record<string, number>|null} null when a field is out of its range; the field is then shown and focused */
   params() {
     if (!this.#form.checkValidity()) {
@@ -40,7 +50,7 @@ export class Settings {
       return null;
     }
     const params = {};
-    for (const name of ["temperature", "max_tokens", "seed"]) {
+    for (const name of ["temperature", "max_tokens", "seed", "top_p", "top_k", "frequency_penalty", "presence_penalty"]) {
       const value = this.#field(name).valueAsNumber;
       if (!Number.isNaN(value)) params[name] = value;
     }
@@ -81,7 +91,9 @@ export class Settings {
       const values = JSON.parse(sessionStorage.getItem(STORE) ?? "{}");
       for (const [name, value] of Object.entries(values)) {
         const field = this.#field(name);
-        if (field) field.value = value;
+        if (!field) continue;
+        field.value = value;
+        if (field.selectedIndex === -1) field.selectedIndex = 0; // that model or tier is no longer to be had
       }
     } catch {
       // Unreadable: defaults.

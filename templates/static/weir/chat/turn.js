@@ -6,18 +6,58 @@ const ENDINGS = {
   length: "cut at the token limit",
   cancelled: "stopped",
   deadline: "ran out of time",
+  budget_exceeded: "cut where a budget ended",
 };
 
 const number = (value, digits = 0) =>
   new Intl.NumberFormat(undefined, { maximumFractionDigits: digits }).format(value);
 
+/** Small costs with enough digits to tell them apart. */
+const money = (microusd) =>
+  new Intl.NumberFormat(undefined, { style: "currency", currency: "USD", maximumSignificantDigits: 3 }).format(microusd / 1e6);
+
 function fromTemplate(id) {
   return document.getElementById(id).content.firstElementChild.cloneNode(true);
 }
 
-export function userTurn(text) {
+/**
+ * A question, with the way to its other versions.
+ * @param {{place: number, count: number, onStep: (by: number) => void, onEdit: (text: string) => void}} options
+ */
+export function userTurn(text, { place, count, onStep, onEdit }) {
   const element = fromTemplate("user-turn");
-  element.querySelector("[data-text]").textContent = text;
+  const part = (name) => element.querySelector(`[data-${name}]`);
+  part("text").textContent = text;
+  part("branches").hidden = count < 2;
+  part("place").textContent = `${place + 1} of ${count}`;
+  part("earlier").disabled = place === 0;
+  part("later").disabled = place === count - 1;
+  part("earlier").addEventListener("click", () => onStep(-1));
+  part("later").addEventListener("click", () => onStep(1));
+  const [form, box, edit] = [part("edit-form"), part("edit-box"), part("edit")];
+  const show = (isEditing) => {
+    form.hidden = !isEditing;
+    part("shown").hidden = isEditing;
+    (isEditing ? box : edit).focus();
+  };
+  edit.addEventListener("click", () => {
+    box.value = text;
+    show(true);
+  });
+  part("keep").addEventListener("click", () => show(false));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (box.value.trim()) onEdit(box.value.trim());
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      show(false);
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === box) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
   return element;
 }
 
@@ -26,16 +66,19 @@ export class AnswerView {
   #writer;
   #waiting = false;
 
-  constructor(generation, { onShown, onRetry, onCopy }) {
+  constructor(generation, { onShown, onRetry, onCopy, onChoose = null, isChosen = true }) {
     this.generation = generation;
     this.element = fromTemplate("assistant-turn");
-    this.#part("name").textContent = generation.model;
+    this.#part("name").textContent = generation.tier ? `${generation.model} · ${generation.tier}` : generation.model;
     this.#writer = new Typewriter(this.#part("text"), onShown);
-    this.element.querySelector('[data-action="retry"]').addEventListener("click", onRetry);
-    const copy = this.element.querySelector('[data-action="copy"]');
-    copy.addEventListener("click", () => onCopy(copy));
+    this.#button("retry").addEventListener("click", onRetry);
+    this.#button("copy").addEventListener("click", () => onCopy(this.#button("copy")));
+    const choose = this.#button("choose");
+    choose.hidden = !onChoose || isChosen;
+    if (onChoose) choose.addEventListener("click", onChoose);
+    this.element.classList.toggle("passed-over", !isChosen);
     this.#writer.write(generation.text);
-    this.#writer.flush();
+    this.#writer.flush(generation.isOver);
     this.refresh();
   }
 
@@ -52,7 +95,7 @@ export class AnswerView {
   /** @param {string|null} connection what is wrong with the connection, in words */
   refresh(connection = null) {
     const generation = this.generation;
-    if (generation.isOver) this.#writer.flush();
+    if (generation.isOver) this.#writer.flush(true);
     this.element.setAttribute("aria-busy", String(!generation.isOver));
     this.#refreshStatus(connection);
     this.#refreshError();
@@ -61,11 +104,11 @@ export class AnswerView {
     this.#part("stats").textContent = stats;
     this.#part("foot").hidden = !generation.isOver && !stats;
     this.element.querySelector(".turn-actions").hidden = !generation.isOver;
-    this.element.querySelector('[data-action="copy"]').hidden = !generation.text;
+    this.#button("copy").hidden = !generation.text;
   }
 
   #refreshRetry() {
-    const button = this.element.querySelector('[data-action="retry"]');
+    const button = this.#button("retry");
     const seconds = Math.ceil((this.generation.retryAt - Date.now()) / 1000);
     this.#waiting = seconds > 0;
     button.disabled = this.#waiting;
@@ -91,7 +134,7 @@ export class AnswerView {
     if (!error || box.textContent) return;
     const title = document.createElement("strong");
     title.textContent = this.generation.text ? "The answer broke off" : "No answer";
-    box.append(title, error.message ?? "Something went wrong.");
+    box.append(title, error.message || "Something went wrong.");
   }
 
   #stats() {
@@ -102,9 +145,14 @@ export class AnswerView {
     if (usage?.ttft_ms != null) parts.push(`first token after ${number(usage.ttft_ms)} ms`);
     const tokens = usage?.completion_tokens ?? nextSeq;
     if (tokens) parts.push(`${number(tokens)} ${tokens === 1 ? "token" : "tokens"}`);
+    if (usage?.cost_microusd != null) parts.push(money(usage.cost_microusd));
     if (isOver && ENDINGS[finishReason]) parts.push(ENDINGS[finishReason]);
     if (isOver && finishReason === "stop" && !text) parts.push("the model had nothing to say");
     return parts.join(" · ");
+  }
+
+  #button(action) {
+    return this.element.querySelector(`[data-action="${action}"]`);
   }
 
   #part(name) {
