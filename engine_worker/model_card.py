@@ -22,11 +22,12 @@ def read_model_card(
     context_length: int,
     dtype: str,
     adapters: Mapping[str, str] | None = None,
-    kind: str = "generate",
+    dimensions: int = 0,
 ) -> tuple[ModelCard, bytes]:
     """The card, and the bytes of the `tokenizer.json` that it names.
 
     `context_length` is what the engine accepts, which may be less than what the model was trained for.
+    `dimensions` makes it an embedding model's.
     """
     config = _json(directory / "config.json")
     generation = _json(directory / "generation_config.json", optional=True)
@@ -49,7 +50,8 @@ def read_model_card(
         eos_token=_token(tokenizer_config.get("eos_token")),
         chat_template=_chat_template(directory, tokenizer_config),
         dtype=dtype,
-        kind=kind,
+        kind="embedding" if dimensions else "generate",
+        dimensions=dimensions,
         adapters=dict(adapters or {}),
     )
     return card, tokenizer

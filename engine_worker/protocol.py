@@ -133,6 +133,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """Who may find this prompt in a prefix cache: made by the gateway, never the client's own words."""
     adapter: str = ""
     """A LoRA adapter of the model; "": none."""
+    text_lengths: list[int] = []
+    """For an embedding model: how many of the prompt's tokens are each text's, in order; empty: one text."""
     trace: dict[str, str] = {}
     """W3C Trace Context headers."""
     v: int = msgspec.field(default_factory=_version)
@@ -203,8 +205,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt_logprobs: list[PositionLogprobs] | None = None
     """Of the prompt's second token and all that follow; in the first chunk, where asked for."""
     embedding: str | None = None
-    """Of an embedding model, in the only chunk: the vector's little-endian float32 in base64, as OpenAI's
-    API gives it. Text, because Redis's MessagePack knows no bytes."""
+    """Of an embedding model, in the only chunk: the texts' vectors one after the other, little-endian float32
+    in base64. Text, because Redis's MessagePack knows no bytes."""
     v: int = msgspec.field(default_factory=_version)
 
 
@@ -262,7 +264,9 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     chat_template: str | None = None
     dtype: str = "float32"
     kind: str = "generate"
-    """Or `embedding`: each request gives one vector."""
+    """Or `embedding`: each text gives one vector."""
+    dimensions: int = 0
+    """Of an embedding model's vectors."""
     adapters: dict[str, str] = {}
     """LoRA adapters by name, each with the public id of the tenant that it is for; "": for all."""
     v: int = msgspec.field(default_factory=_version)

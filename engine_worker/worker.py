@@ -165,6 +165,7 @@ class Worker:
             # A gateway that makes no salt yet must not put its tenants into one cache.
             cache_salt=request.cache_salt or request.tenant_id,
             adapter=request.adapter,
+            text_lengths=request.text_lengths,
             resumed_token_ids=claim.logged_token_ids,
         )
         choices = expand(whole, claim.log)

@@ -123,7 +123,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def _start(self, frame: frames.Start) -> Generation:
         runtime = get_runtime()
         principal = await self._principal(frame.tenant, frame.tier)
-        model = await runtime.models.get(frame.model, tenant_public_id=principal.tenant_public_id)
+        model = await runtime.models.get(
+            frame.model, tenant_public_id=principal.tenant_public_id, kind="generate"
+        )
         for index, message in enumerate(frame.messages):
             if message.content is None:
                 raise InvalidRequest(

@@ -23,7 +23,7 @@ class ServedModel:
 
 
 def served_models() -> tuple[ServedModel, ...]:
-    """Models with a live worker, by name; none when the broker can't be reached."""
+    """Models that generate and have a live worker, by name; none when the broker can't be reached."""
     try:
         return async_to_sync(_served_models)()
     except BrokerUnavailable as error:
@@ -39,4 +39,8 @@ async def _served_models() -> tuple[ServedModel, ...]:
         cards = await broker.model_cards()
     finally:
         await broker.aclose()
-    return tuple(ServedModel(card.model, card.context_length) for card in cards if card.model in alive)
+    return tuple(
+        ServedModel(card.model, card.context_length)
+        for card in cards
+        if card.model in alive and card.kind == "generate"
+    )

@@ -14,7 +14,7 @@ from typing import Final
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from engine_worker.protocol import ModelCard, Rung
-from inference.errors import NotFound, Overloaded
+from inference.errors import InvalidRequest, NotFound, Overloaded
 from inference.prompts import PromptRenderer
 
 _REFRESH_S: Final = 1.0
@@ -51,11 +51,18 @@ class ModelCatalogue:
             await asyncio.gather(self._refresh, return_exceptions=True)
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    async def get(self, name: str, *, tenant_public_id: str = "") -> ServedModel:
+    async def get(self, name: str, *, tenant_public_id: str = "", kind: str | None = None) -> ServedModel:
         """The model of that name, or of MODEL:ADAPTER, if the tenant ("": any of them) may use it.
 
-        Raises NotFound, or Overloaded when no worker has served it for a while or Redis is away.
+        Raises NotFound, InvalidRequest when it is not of that `kind` (see ModelCard), or Overloaded when no
+        worker has served it for a while or Redis is away.
         """
+        model = await self._find(name, tenant_public_id)
+        if kind is not None:
+            refuse_other_kind(model, kind)
+        return model
+
+    async def _find(self, name: str, tenant_public_id: str) -> ServedModel:
         base, _, adapter = name.rpartition(":")
         if not base or name in self._models:
             return await self._get(name, name)
@@ -134,6 +141,18 @@ class ModelCatalogue:
 def visible_adapters(model: ServedModel, tenant_public_id: str) -> list[str]:
     """Those that this tenant may use, by name. Of others' it learns nothing."""
     return sorted(name for name, owner in model.card.adapters.items() if owner in ("", tenant_public_id))
+
+
+def refuse_other_kind(model: ServedModel, kind: str) -> None:
+    """Raises InvalidRequest: text of an embedding model, or a vector of one that generates."""
+    if model.card.kind != kind:
+        name = model.card.model
+        raise InvalidRequest(
+            f"'{name}' is an embedding model: it generates no text, use /v1/embeddings."
+            if kind == "generate"
+            else f"'{name}' is no embedding model: it generates text.",
+            param="model",
+        )
 
 
 def _not_found(name: str) -> NotFound:

@@ -46,7 +46,7 @@ class PromptRenderer:
     def __init__(self, card: ModelCard, tokenizer_json: bytes) -> None:
         self.card = card
         self._tokenizer_json = tokenizer_json
-        self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer = _tokenizer(tokenizer_json)
         self._template = None
         if card.chat_template:
             self._template = _environment().from_string(card.chat_template)
@@ -135,7 +135,7 @@ class PromptRenderer:
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
         """A second one, because how it treats control tokens is a property of the object."""
-        tokenizer: Tokenizer = Tokenizer.from_buffer(self._tokenizer_json)
+        tokenizer = _tokenizer(self._tokenizer_json)
         tokenizer.encode_special_tokens = True
         return tokenizer
 
@@ -164,6 +164,14 @@ class PromptRenderer:
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {str(error)[:200]}", param="messages"
             ) from error
+
+
+def _tokenizer(tokenizer_json: bytes) -> Tokenizer:
+    """Without what some files ask for: what is too long is refused, never cut, and nothing is padded."""
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _is_structure(key: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""The engine of embedding models: the same requests in, one vector each out, in batches by token budget."""
+"""The engine of embedding models: the same requests in, one vector per text out, in batches by token budget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeAlias
 
 import structlog
 import torch
@@ -32,12 +34,21 @@ log = structlog.get_logger(__name__)
 class _Waiting:
     request: EngineRequest
     number: int
+    texts: list[Rows[int]]
+    todo: list[int]
+    """Texts without a vector, by index, longest first: neighbours in a batch are then about as long."""
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    error: EngineError | None = None
     ended: str | None = None
     """Why it ends without a vector."""
 
 
+_Text: TypeAlias = tuple[_Waiting, int]
+"""A text by its request and its place there."""
+
+
 class EmbeddingEngine:
-    """See `types.Engine`. There is no state between steps: every request takes exactly one."""
+    """See `types.Engine`. A request ends in the step that gives its last text a vector."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.time) -> None:
         self._config = config
@@ -71,12 +82,15 @@ class EmbeddingEngine:
             raise DuplicateRequest(f"request id {request.request_id!r} is in use")
         if not ids:
             raise InvalidRequest("the input is empty: at least one token is needed")
-        if len(ids) > encoder.max_tokens:
-            raise InvalidRequest(f"the input has {len(ids)} tokens, this model takes {encoder.max_tokens}")
+        texts = _split(ids, request.text_lengths or [len(ids)])
+        longest = max(map(len, texts))
+        if longest > encoder.max_tokens:
+            raise InvalidRequest(f"the input has {longest} tokens, this model takes {encoder.max_tokens}")
         if not all(0 <= token_id < encoder.vocab_size for token_id in ids):
             raise InvalidRequest(f"this model's token ids go from 0 to {encoder.vocab_size - 1}")
         self._added += 1
-        self._waiting[request.request_id] = _Waiting(request, self._added)
+        todo = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        self._waiting[request.request_id] = _Waiting(request, self._added, texts, todo)
         self._wake.set()
 
     def abort(self, request_id: str, reason: str = FinishReason.CANCELLED) -> None:
@@ -94,14 +108,17 @@ class EmbeddingEngine:
             batch = self._next_batch()
             if batch:
                 began = time.perf_counter()
-                self._running = len(batch)
-                outputs += await asyncio.to_thread(self._compute, batch)
+                items = list({id(item): item for item, _ in batch}.values())
+                self._running = len(items)
+                await asyncio.to_thread(self._compute, batch)
                 self._running = 0
                 self._step_s = time.perf_counter() - began
                 self._meter.step.add(self._step_s)
                 self._steps += 1
-                for item in batch:
-                    del self._waiting[item.request.request_id]
+                for item in items:
+                    if item.error is not None or not item.todo:
+                        del self._waiting[item.request.request_id]
+                        outputs.append(_output(item, FinishReason.ERROR if item.error else FinishReason.STOP))
             for output in outputs:
                 assert output.finish is not None
                 self._meter.finished[output.finish.reason] += 1
@@ -138,24 +155,24 @@ class EmbeddingEngine:
             del self._waiting[item.request.request_id]
         return [_output(item, item.ended or FinishReason.CANCELLED) for item in gone]
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Text]:
         """The best in order, and what fits beside it: padded tokens count, for they are computed."""
         order = sorted(self._waiting.values(), key=lambda item: (item.request.priority, item.number))
-        batch: list[_Waiting] = []
+        batch: list[_Text] = []
         width = 0
         for item in order:
-            wider = max(width, len(item.request.prompt_token_ids))
-            if batch and wider * (len(batch) + 1) > self._config.max_num_batched_tokens:
-                break
-            batch.append(item)
-            width = wider
+            for index in item.todo:
+                wider = max(width, len(item.texts[index]))
+                if batch and wider * (len(batch) + 1) > self._config.max_num_batched_tokens:
+                    return batch
+                batch.append((item, index))
+                width = wider
         return batch
 
-    def _compute(self, batch: Rows[_Waiting]) -> list[RequestOutput]:
-        """In a thread. A text that breaks the batch fails alone."""
-        texts = [item.request.prompt_token_ids for item in batch]
+    def _compute(self, batch: Rows[_Text]) -> None:
+        """In a thread. A text that breaks the batch fails alone, and its request with it."""
+        texts = [item.texts[index] for item, index in batch]
         self._batch_tokens = sum(map(len, texts))
-        self._tokens += self._batch_tokens
         try:
             vectors = self.encoder.encode(texts)
         except torch.AcceleratorError as error:
@@ -163,22 +180,32 @@ class EmbeddingEngine:
         except Exception:
             log.exception("embedding.batch_failed", texts=len(batch))
             if len(batch) == 1:
-                failure = EngineError("engine_error", "the model failed on this text")
-                return [_output(batch[0], FinishReason.ERROR, error=failure)]
-            return [output for item in batch for output in self._compute([item])]
-        return [
-            _output(item, FinishReason.STOP, vector.numpy().astype("<f4").tobytes())
-            for item, vector in zip(batch, vectors, strict=True)
-        ]
+                batch[0][0].error = EngineError("engine_error", "the model failed on this text")
+                return
+            for text in batch:
+                self._compute([text])
+            return
+        self._tokens += self._batch_tokens
+        for (item, index), vector in zip(batch, vectors, strict=True):
+            item.vectors[index] = vector.numpy().astype("<f4").tobytes()
+            item.todo.remove(index)
 
 
-def _output(
-    item: _Waiting, reason: str, embedding: bytes | None = None, error: EngineError | None = None
-) -> RequestOutput:
+def _split(ids: Rows[int], lengths: Rows[int]) -> list[Rows[int]]:
+    if min(lengths) < 1 or sum(lengths) != len(ids):
+        raise InvalidRequest("the lengths of the texts don't add up to the input, or one is empty")
+    ends = list(accumulate(lengths))
+    return [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _output(item: _Waiting, reason: str) -> RequestOutput:
     finish = Finish(
         reason=reason,
         prompt_tokens=len(item.request.prompt_token_ids),
         completion_tokens=0,
-        error=error,
+        error=item.error,
     )
+    embedding = None
+    if reason == FinishReason.STOP:
+        embedding = b"".join(item.vectors[index] for index in range(len(item.texts)))
     return RequestOutput(item.request.request_id, 0, [], "", finish=finish, embedding=embedding)

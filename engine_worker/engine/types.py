@@ -36,6 +36,8 @@ class EngineRequest:
     cache_salt: str = ""
     adapter: str = ""
     """A LoRA adapter of the model; "": none."""
+    text_lengths: Sequence[int] = ()
+    """For an embedding model: how many of the prompt's tokens are each text's; empty: one text."""
     resumed_token_ids: Sequence[int] = field(default=())
     """Output tokens that an earlier attempt already delivered: they count as output, are never emitted again."""
 
@@ -54,7 +56,7 @@ class RequestOutput:
     prompt_logprobs: Sequence[PositionLogprobs] | None = None
     """Of the prompt's second token and all that follow: once, where asked for."""
     embedding: bytes | None = None
-    """Of an embedding model: the vector as little-endian float32, with the finish."""
+    """Of an embedding model: the vectors, one after the other, as little-endian float32, with the finish."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Encoder:
         self._normalise = normalise
         self.max_tokens = max_tokens
         self.vocab_size = int(model.config.vocab_size)
+        self.dimensions = int(model.config.hidden_size)
 
     @classmethod
     def load(cls, model_dir: Path) -> Encoder:

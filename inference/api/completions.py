@@ -29,7 +29,9 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     body = call.read(CompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
-    model = await call.runtime.models.get(body.model, tenant_public_id=call.principal.tenant_public_id)
+    model = await call.runtime.models.get(
+        body.model, tenant_public_id=call.principal.tenant_public_id, kind="generate"
+    )
     completion_id = new_request_id("cmpl")
     prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
     grammar = await make_grammar(call.runtime.models, body)

@@ -60,7 +60,9 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
 async def count_tokens(call: ApiCall) -> HttpResponse:
     body = call.read(CountTokensRequest)
     chat = body.to_chat()
-    model = await call.runtime.models.get(chat.model, tenant_public_id=call.principal.tenant_public_id)
+    model = await call.runtime.models.get(
+        chat.model, tenant_public_id=call.principal.tenant_public_id, kind="generate"
+    )
     prompt = await tokenise_chat(call.runtime.models, model, chat.messages, None, chat.active_tools())
     return call.respond(out.TokenCount(len(prompt)))
 

@@ -56,7 +56,7 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
 async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse:
     read_to = _position(call)
     model_name, _ = await find_request(call.runtime, call.principal, request_id)
-    model = await call.runtime.models.get(model_name)
+    model = await call.runtime.models.get(model_name, kind="generate")
     generation = await resume(
         call.runtime, call.principal, request_id, model=model_name, from_seq=read_to.next_seq
     )

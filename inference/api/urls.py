@@ -8,6 +8,7 @@ from django.urls import path, re_path
 from inference.api import keys, usage
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
+from inference.api.embeddings import embeddings
 from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
@@ -29,6 +30,7 @@ urlpatterns = [
     path("completions", completions, name="completions"),
     path("messages", messages, name="messages"),
     path("messages/count_tokens", count_tokens, name="count-tokens"),
+    path("embeddings", embeddings, name="embeddings"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from inference.errors import InvalidRequest
-from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, TokenId, refuse_unsupported
+from inference.schemas.prompts import Prompts, prompts_of
+from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
 
 MAX_TOKENS_DEFAULT = 16
 """As in OpenAI's specification."""
@@ -17,7 +18,7 @@ _LOGPROBS_MAX = 5
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: Prompts
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """0 scores the prompt, with `echo` and `logprobs`."""
     stream: bool | None = None
@@ -59,22 +60,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per choice, in order: text, or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = {type(entry) for entry in self.prompt}
-        if kinds == {int}:
-            return [[entry for entry in self.prompt if isinstance(entry, int)]]
-        if kinds not in ({str}, {list}):
-            raise InvalidRequest(
-                "'prompt' must be a string, a list of strings, a list of token ids, or a list of such lists.",
-                param="prompt",
-            )
-        prompts = [entry for entry in self.prompt if not isinstance(entry, int)]
-        if len(prompts) > PROMPTS_MAX:
-            raise InvalidRequest(
-                f"'prompt' takes at most {PROMPTS_MAX} prompts at once, not {len(prompts)}.", param="prompt"
-            )
-        return prompts
+        return prompts_of(self.prompt, param="prompt", at_most=PROMPTS_MAX)
 
     @property
     def wants_usage_chunk(self) -> bool:

@@ -51,7 +51,7 @@ async def start_chat(
 
     `max_tokens_param`: what the client's API calls that bound, for messages about it.
     """
-    model = await runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id)
+    model = await runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id, kind="generate")
     grammar, tool_form = await make_chat_grammar(runtime.models, model, body)
     prompt = await tokenise_chat(
         runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine_worker.protocol import Chunk
 from inference.services.choices import Choice
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
@@ -29,3 +30,13 @@ async def collect(generations: Sequence[Generation], *, n: int = 1) -> list[Choi
         for generation in generations:
             generation.leave()
     return choices
+
+
+async def last_chunk(generation: Generation) -> Chunk:
+    """Where all of the answer is. Raises ApiError when it ends badly; a client that leaves cancels it."""
+    async with generation:
+        while (chunk := await generation.next(_PATIENCE_S)) is None or chunk.finish is None:
+            pass
+    if (failure := generation.failure()) is not None:
+        raise failure
+    return chunk

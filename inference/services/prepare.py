@@ -92,18 +92,47 @@ async def tokenise_prompt(
     catalogue: ModelCatalogue, model: ServedModel, prompt: str | list[int]
 ) -> list[int]:
     """int[num_prompt_tokens]. Ids are checked against the vocabulary. Raises InvalidRequest."""
+    _check_prompt(model, prompt, "prompt")
     if isinstance(prompt, list):
-        for token_id in prompt:
-            if token_id >= model.card.vocab_size:
-                raise InvalidRequest(
-                    f"'prompt' holds token {token_id}, but this model's vocabulary ends at "
-                    f"{model.card.vocab_size - 1}.",
-                    param="prompt",
-                )
         return prompt
-    _refuse_hopeless(model, len(prompt), "prompt")
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(catalogue.executor, model.renderer.text, prompt)
+
+
+async def tokenise_texts(
+    catalogue: ModelCatalogue, model: ServedModel, texts: list[str | list[int]]
+) -> list[list[int]]:
+    """Texts to be embedded, each with the tokens that the tokenizer adds to it. Raises InvalidRequest."""
+    for text in texts:
+        _check_prompt(model, text, "input")
+    make = partial(_texts_to_ids, model, texts)
+    ids = await asyncio.get_running_loop().run_in_executor(catalogue.executor, make)
+    longest = max(range(len(ids)), key=lambda index: len(ids[index]))
+    if len(ids[longest]) > model.card.context_length:
+        raise InvalidRequest(
+            f"This model's maximum context length is {model.card.context_length} tokens, but input {longest} "
+            f"has {len(ids[longest])}. Shorten it.",
+            code="context_length_exceeded",
+            param="input",
+        )
+    return ids
+
+
+def _texts_to_ids(model: ServedModel, texts: list[str | list[int]]) -> list[list[int]]:
+    return [text if isinstance(text, list) else model.renderer.text(text) for text in texts]
+
+
+def _check_prompt(model: ServedModel, prompt: str | list[int], param: str) -> None:
+    if isinstance(prompt, str):
+        _refuse_hopeless(model, len(prompt), param)
+        return
+    for token_id in prompt:
+        if token_id >= model.card.vocab_size:
+            raise InvalidRequest(
+                f"'{param}' holds token {token_id}, but this model's vocabulary ends at "
+                f"{model.card.vocab_size - 1}.",
+                param=param,
+            )
 
 
 async def make_grammar(catalogue: ModelCatalogue, fields: StructuredFields) -> str:

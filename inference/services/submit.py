@@ -17,7 +17,7 @@ from django.utils.crypto import salted_hmac
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
 from engine_worker.protocol import GenerateRequest, Rung
 from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded, RateLimited
-from inference.models_served import ServedModel
+from inference.models_served import ServedModel, refuse_other_kind
 from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
 from inference.services.generation import Generation, Ticket
@@ -49,6 +49,8 @@ class Submission:
     request_id: str
     grammar: str = ""
     """What the answer must follow."""
+    text_lengths: list[int] = field(default_factory=list)
+    """To be embedded, not gone on from: how many of the prompt's tokens are each text's."""
     trace: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,16 +73,13 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     Raises ApiError: InvalidRequest (too long, can never fit), RateLimited, Overloaded, Conflict. Nothing is
     charged and nothing is queued then.
     """
-    if asked.model.card.kind != "generate":
-        raise InvalidRequest(
-            f"'{asked.model.card.model}' is an embedding model: it generates no text.", param="model"
-        )
+    refuse_other_kind(asked.model, "embedding" if asked.text_lengths else "generate")
     _refuse_when_overloaded(principal, asked.model)
     if not principal.allows(asked.model.card.model):
         raise NotAllowed(
             f"This key may not use '{asked.model.card.model}'.", code="model_not_allowed", param="model"
         )
-    max_tokens = _max_tokens(principal, asked)
+    max_tokens = 0 if asked.text_lengths else _max_tokens(principal, asked)
     card = asked.model.card
     sampling = asked.fields.sampling_params(
         max_tokens=max_tokens,
@@ -129,6 +128,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         endpoint=asked.endpoint,
         cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
         adapter=asked.model.adapter,
+        text_lengths=asked.text_lengths,
         trace=asked.trace,
     )
     with _released_on_failure(runtime, principal, reservation_id):

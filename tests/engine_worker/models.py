@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig, BertModel, GenerationConfig
 
 from engine_worker.model_store import DEFAULT_MODEL, ensure_model
 
@@ -108,3 +108,25 @@ def workload(name: str = "w20") -> list[dict[str, Any]]:
     path = Path(__file__).parents[2] / "benchmarks" / "engine" / "workload.json"
     chats: list[dict[str, Any]] = json.loads(path.read_text())[name]
     return chats
+
+
+def make_tiny_encoder(directory: Path) -> Path:
+    """A random BERT whose tokens are bytes, with a tokenizer file that cuts and pads, as those of real ones do."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=258, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(directory)
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@torch.inference_mode()
+def alone(model_dir: Path, text: list[int]) -> torch.Tensor:
+    """Mean of the last layer, by an ordinary forward of one text."""
+    model = AutoModel.from_pretrained(model_dir, attn_implementation="eager").eval()
+    return model(torch.tensor([text])).last_hidden_state[0].mean(0)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModel, BertConfig, BertModel
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.embedding_engine import EmbeddingEngine
@@ -18,28 +17,14 @@ from engine_worker.model_store import EMBEDDING_MODEL, ModelStoreError, ensure_m
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import Chunk, SamplingParams, decode, encode
 from engine_worker.runner.encoder import Encoder
-from tests.engine_worker.models import byte_tokenizer
+from tests.engine_worker.models import alone, make_tiny_encoder
 
 TEXTS = [[1, 2, 3], [7] * 20, [5], list(range(40, 70)), [9, 8]]
 
 
 @pytest.fixture
 def model_dir(tmp_path):
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=258, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(tmp_path)
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
-
-
-@torch.inference_mode()
-def alone(model_dir, text):
-    """Mean of the last layer, by an ordinary forward of one text."""
-    model = AutoModel.from_pretrained(model_dir, attn_implementation="eager").eval()
-    return model(torch.tensor([text])).last_hidden_state[0].mean(0)
+    return make_tiny_encoder(tmp_path)
 
 
 def ask(name, text, **given):
@@ -115,7 +100,42 @@ async def test_a_text_that_breaks_the_batch_fails_alone(engine):
     }  # fmt: skip
 
 
+async def test_texts_of_one_request_come_back_in_its_order(engine, model_dir):
+    texts = [*TEXTS, [3] * 50, [1, 2]]
+    ids = [token for text in texts for token in text]
+    engine.add(ask("many", ids, text_lengths=[len(text) for text in texts]))
+    engine.add(ask("one", [5]))
+    found, sizes = await collect(engine, 2)
+    assert sizes == [0, 0, 2], "50 tokens alone, 2 x 30 padded, then all short ones, the other request's too"
+    vectors = np.frombuffer(found["many"].embedding, dtype="<f4").reshape(len(texts), -1)
+    for vector, text in zip(vectors, texts, strict=True):
+        torch.testing.assert_close(
+            torch.from_numpy(vector.copy()), alone(model_dir, text), rtol=1e-4, atol=1e-5
+        )
+    assert found["many"].finish.prompt_tokens == sum(map(len, texts))
+    assert (engine.stats().prompt_tokens, engine.room()) == (sum(map(len, texts)) + 1, 8)
+
+
+async def test_one_bad_text_fails_its_request_and_no_other(engine):
+    encode_all = engine.encoder.encode
+
+    def fails(texts):
+        if [13] in texts:
+            raise RuntimeError("unlucky")
+        return encode_all(texts)
+
+    engine.encoder.encode = fails
+    engine.add(ask("bad", [1, 2, 13], text_lengths=[2, 1]))
+    engine.add(ask("good", [1, 2, 3], text_lengths=[2, 1]))
+    found, _ = await collect(engine, 2)
+    assert {name: output.finish.reason for name, output in found.items()} == {"bad": "error", "good": "stop"}
+    assert found["bad"].embedding is None
+
+
 async def test_refusals(engine):
+    for lengths in ([2, 2], [3, 0], [4, -1]):
+        with pytest.raises(InvalidRequest, match="add up"):
+            engine.add(ask("x", [1, 2, 3], text_lengths=lengths))
     for text, message in (([], "empty"), ([1] * 65, "65 tokens, this model takes 64"), ([999], "go from 0")):
         with pytest.raises(InvalidRequest, match=message):
             engine.add(ask("x", text))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -50,17 +51,23 @@ def engine_model(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     name = "tiny-engine"
     directory = make_tiny_model(tmp_path_factory.mktemp(name), max_position_embeddings=4096)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TOOL_TEMPLATE}))
+    with engine_of(site, f"{name}={directory}", "--block-size", "4", "--num-kv-blocks", "4096"):
+        yield name
+
+
+@contextmanager
+def engine_of(site: Site, model: str, *more: str) -> Iterator[None]:
+    """A real worker that serves NAME=MODEL, beside the site's own."""
     with site.log.open("ab") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "engine_worker", "--model", f"{name}={directory}", "--block-size", "4",
-             "--num-kv-blocks", "4096", "--threads", "1"],
+            [sys.executable, "-m", "engine_worker", "--model", model, "--threads", "1", *more],
             cwd=ROOT, env=site.env | {"WEIR_MODEL_NAME": ""}, stdout=log, stderr=log,
         )  # fmt: skip
     try:
         with redis.Redis.from_url(settings.REDIS_URL) as server:
-            card = keys.model_prefix(name) + "card"
+            card = keys.model_prefix(model.partition("=")[0]) + "card"
             wait_until(lambda: server.exists(card) == 1, "the engine's worker", site.log, 180)
-        yield name
+        yield
     finally:
         worker.terminate()
         worker.wait(30)

@@ -1,0 +1,30 @@
+"""The four ways in which OpenAI's API takes plain prompts and texts."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from inference.errors import InvalidRequest
+from inference.schemas.sampling import TokenId
+
+Prompts: TypeAlias = str | list[str | TokenId | list[TokenId]]
+
+
+def prompts_of(given: Prompts, *, param: str, at_most: int) -> list[str | list[int]]:
+    """One entry per prompt, in order: text, or token ids. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(entry) for entry in given}
+    if kinds == {int}:
+        return [[entry for entry in given if isinstance(entry, int)]]
+    if kinds not in ({str}, {list}):
+        raise InvalidRequest(
+            f"'{param}' must be a string, a list of strings, a list of token ids, or a list of such lists.",
+            param=param,
+        )
+    prompts = [entry for entry in given if not isinstance(entry, int)]
+    if len(prompts) > at_most:
+        raise InvalidRequest(
+            f"'{param}' takes at most {at_most} entries at once, not {len(prompts)}.", param=param
+        )
+    return prompts
