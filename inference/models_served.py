@@ -12,10 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine_worker.broker import BrokerUnavailable, GatewayBroker
+import structlog
+
+from engine_worker.broker import BrokerUnavailable, GatewayBroker, TokenizerMissing
 from engine_worker.protocol import ModelCard, Rung
 from inference.errors import InvalidRequest, NotFound, Overloaded
 from inference.prompts import PromptRenderer
+
+log = structlog.get_logger(__name__)
 
 _REFRESH_S: Final = 1.0
 WORKER_ABSENCE_S: Final = 30.0
@@ -41,6 +45,7 @@ class ModelCatalogue:
         self._broker = broker
         self._models: dict[str, ServedModel] = {}
         self._alive_at: dict[str, float] = {}
+        self._unreadable: dict[str, ModelCard] = {}
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
@@ -77,6 +82,12 @@ class ModelCatalogue:
         if model is None or not self._is_alive(name):
             await self._refreshed()  # what is known may only be old
             model = self._models.get(name)
+        if name in self._unreadable:
+            raise Overloaded(
+                f"The tokenizer or the chat template of '{name}' can't be read. Its operator has to register it anew.",
+                code="model_unavailable",
+                retry_after_ms=60_000,
+            )
         if model is None:
             raise _not_found(asked)
         if not self._is_alive(name):
@@ -116,14 +127,28 @@ class ModelCatalogue:
         loop = asyncio.get_running_loop()
         for card in cards:
             known = self._models.get(card.model)
-            if known is None or known.card != card:
+            if self._unreadable.get(card.model) == card or (known is not None and known.card == card):
+                continue
+            try:
                 tokenizer = await self._broker.tokenizer_json(card.tokenizer_sha256)
                 renderer = await loop.run_in_executor(self.executor, PromptRenderer, card, tokenizer)
-                first_seen_at = known.first_seen_at if known else int(time.time())
-                self._models[card.model] = ServedModel(card, renderer, first_seen_at)
+            except TokenizerMissing:
+                continue  # its worker puts both, the tokenizer first: looked for again with the next refresh
+            except BrokerUnavailable:
+                raise
+            except Exception:
+                # Whatever a worker registered: the other models are served all the same.
+                log.exception("model_unreadable", model=card.model)
+                self._unreadable[card.model] = card
+                self._models.pop(card.model, None)
+                continue
+            self._unreadable.pop(card.model, None)
+            first_seen_at = known.first_seen_at if known else int(time.time())
+            self._models[card.model] = ServedModel(card, renderer, first_seen_at)
         now = time.monotonic()
-        for gone in self._models.keys() - {card.model for card in cards}:
-            del self._models[gone]
+        for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
+            self._models.pop(gone, None)
+            self._unreadable.pop(gone, None)
             self._alive_at.pop(gone, None)
         for name in self._models:
             # A gateway that has just started gives an absent worker the same grace.

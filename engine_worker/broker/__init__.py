@@ -8,6 +8,7 @@ from engine_worker.broker.errors import (
     BrokerUnavailable,
     DuplicateRequestId,
     QueueFull,
+    TokenizerMissing,
     UnknownRequest,
 )
 from engine_worker.broker.gateway import Enqueued, GatewayBroker, RequestState
@@ -36,6 +37,7 @@ __all__ = [
     "RequestState",
     "TenantLine",
     "TierQueue",
+    "TokenizerMissing",
     "UnknownRequest",
     "UsageReader",
     "Verdict",

@@ -2,6 +2,7 @@
 
 BrokerError
 ├── BrokerUnavailable     Redis does not answer, or refuses; nothing is known of the call's effect
+├── TokenizerMissing      a model is registered, the tokenizer that it names is not (yet, or any more)
 ├── QueueFull             a bound is reached: the tier's, the tenant's, or the wait's; carries retry_after_ms
 ├── DuplicateRequestId    the id is queued, running or finished less than the retention ago
 └── UnknownRequest        never seen, or its log's retention is over
@@ -19,6 +20,10 @@ class BrokerError(Exception):
 
 
 class BrokerUnavailable(BrokerError):
+    pass
+
+
+class TokenizerMissing(BrokerError):
     pass
 
 

@@ -19,6 +19,7 @@ from engine_worker.broker.errors import (
     DuplicateRequestId,
     QueueFull,
     QueueScope,
+    TokenizerMissing,
     UnknownRequest,
 )
 from engine_worker.broker.live import LiveChannel
@@ -204,11 +205,11 @@ class GatewayBroker:
         return [decode(card, ModelCard) for card in found if card]
 
     async def tokenizer_json(self, sha256: str) -> bytes:
-        """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, also while it is missing."""
+        """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, TokenizerMissing."""
         async with bounded(self._timeout_s):
             blob = await self._redis.get(keys.tokenizer_key(sha256))
         if blob is None:
-            raise BrokerUnavailable(f"no tokenizer {sha256[:12]} yet: its worker has to register again")
+            raise TokenizerMissing(f"no tokenizer {sha256[:12]} yet: its worker has to register again")
         return cast(bytes, blob)
 
     async def workers(self) -> list[WorkerStatus]:

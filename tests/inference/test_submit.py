@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 from django.conf import settings
 from msgspec import structs
+from redis import asyncio as aioredis
 
-from engine_worker.broker import WorkerBroker
+from engine_worker.broker import WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
-from inference.errors import InvalidRequest, Overloaded, RateLimited
+from inference.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
@@ -221,6 +222,37 @@ async def test_an_engine_beyond_its_means_sheds_low_tiers_first(runtime, model, 
         assert seen == [Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE]
     finally:
         await worker.aclose()
+
+
+async def test_one_model_that_cannot_be_read_leaves_the_others_served(runtime, model):
+    good, bad, missing = (structs.replace(model.card, model=f"{name}-{uuid.uuid4().hex}") for name in "gbm")
+    bad = structs.replace(bad, tokenizer_sha256=uuid.uuid4().hex)
+    missing = structs.replace(missing, tokenizer_sha256=uuid.uuid4().hex)
+    workers = [
+        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+        for card in (bad, missing, good)
+    ]
+    catalogue = ModelCatalogue(runtime.broker)
+    server = aioredis.Redis.from_url(settings.REDIS_URL)
+    try:
+        await workers[0].register(bad, b"not a tokenizer")
+        await workers[1].register(missing, byte_tokenizer().to_str().encode())
+        await server.delete(keys.tokenizer_key(missing.tokenizer_sha256))
+        await workers[2].register(good, byte_tokenizer().to_str().encode())
+        assert (await catalogue.get(good.model)).card == good
+        with pytest.raises(Overloaded, match="can't be read"):
+            await catalogue.get(bad.model)
+        with pytest.raises(NotFound):
+            await catalogue.get(missing.model)
+        names = {served.card.model for served in await catalogue.all()}
+        assert good.model in names
+        assert not names & {bad.model, missing.model}
+    finally:
+        await catalogue.aclose()
+        for worker in workers:
+            await server.delete(keys.model_prefix(worker.model) + "card")
+            await worker.aclose()
+        await server.aclose()
 
 
 def replace_card(model: ServedModel, context_length: int) -> ModelCard:
