@@ -6,6 +6,7 @@ from celery import shared_task
 
 from inference.services.alerts import mail_alerts, raise_alerts
 from inference.services.partitions import make_partitions_ahead
+from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
 
 
@@ -26,3 +27,9 @@ def alert() -> None:
     """Budgets, keys that end, unusual spend; told once each."""
     raise_alerts()
     mail_alerts()
+
+
+@shared_task(name="inference.tasks.delete_expired", soft_time_limit=200, time_limit=240, ignore_result=True)
+def delete_expired() -> None:
+    """Stored responses whose days are over; once a day."""
+    delete_expired_responses()

@@ -21,6 +21,8 @@ UNSCOPED_ALLOWED = {
     "inference/models/usage.py": "declares it",
     "inference/models/alert.py": "declares it",
     "inference/services/alerts.py": "mails what waits, whosever it is",
+    "inference/models/response.py": "declares it",
+    "inference/services/responses.py": "deletes what expired, whosever it is",
     "inference/models/adjustment.py": "declares it",
     "inference/models/conversation.py": "declares it",
     "inference/models/rollup.py": "declares it",

@@ -6,7 +6,7 @@ ignore: they keep a connection alive while a request waits in the queue.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,7 +88,7 @@ async def events_of(
     grace_s: float = 0.0,
     begin: Callable[[], Sequence[Any]] = tuple,
     framing: Framing = OPENAI,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The body of a streamed answer.
 
     `begin` makes the events before any token, `render` those of one chunk of the n-th generation, `close`

@@ -13,6 +13,7 @@ from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
 from inference.api.requests import resume_stream, retrieve_request
+from inference.api.responses import cancel_response, list_input_items, response, responses
 from inference.errors import NotFound
 
 
@@ -31,6 +32,10 @@ urlpatterns = [
     path("messages", messages, name="messages"),
     path("messages/count_tokens", count_tokens, name="count-tokens"),
     path("embeddings", embeddings, name="embeddings"),
+    path("responses", responses, name="responses"),
+    path("responses/<str:response_id>", response, name="response"),
+    path("responses/<str:response_id>/cancel", cancel_response, name="cancel-response"),
+    path("responses/<str:response_id>/input_items", list_input_items, name="response-input-items"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),

@@ -1,6 +1,7 @@
 from inference.models.adjustment import UsageAdjustment
 from inference.models.alert import Alert, AlertKind
 from inference.models.conversation import Conversation, Exchange
+from inference.models.response import StoredResponse
 from inference.models.rollup import (
     LATENCY_STEP,
     LatencyDay,
@@ -21,6 +22,7 @@ __all__ = [
     "LatencyMetric",
     "ParkedUsageEvent",
     "RecordedRequest",
+    "StoredResponse",
     "UsageAdjustment",
     "UsageDay",
     "UsageHour",

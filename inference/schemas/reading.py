@@ -37,6 +37,17 @@ def read_json_frame(body: bytes, kind: Any) -> Any:
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {_reason(body, error)}.") from error
 
 
+def read_value(value: Any, kind: Any, *, where: str) -> Any:
+    """The same for a part of a body, at the path `where`, that was read as plain values before."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        inside = _param(str(error))
+        path = f"{where}.{inside}" if inside else where
+        text = _PATH.sub("", str(error)).replace("`", "'")
+        raise InvalidRequest(f"Invalid '{path}': {text[0].lower()}{text[1:]}.", param=path) from error
+
+
 def _reason(body: bytes, error: Exception) -> str:
     # msgspec calls half a surrogate pair truncated data, which sends its reader looking in the wrong place.
     if _SURROGATE.search(body) and str(error) == "Input data was truncated":

@@ -24,4 +24,8 @@ app.conf.beat_schedule = {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),
     },
+    "delete-expired": {
+        "task": "inference.tasks.delete_expired",
+        "schedule": crontab(hour="3", minute="37"),
+    },
 }

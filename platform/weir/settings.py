@@ -196,6 +196,10 @@ if _smtp_url is not None:
         raise BadEnvironment("WEIR_SMTP_URL should be like submission://USER:PASSWORD@HOST:587") from error
 EMAIL_TIMEOUT = 15
 
+# --- what the API keeps ----------------------------------------------------------------------------
+RESPONSE_DAYS = env.number("WEIR_RESPONSE_DAYS", 30, least=1, most=3650)
+"""So long can a stored response be fetched and continued."""
+
 # --- background work -------------------------------------------------------------------------------
 # kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1)
