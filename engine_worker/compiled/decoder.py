@@ -108,6 +108,8 @@ class CompiledDecoder:
         assert depth <= max(self._widths.values())
         self._buffers: dict[str, Tensor] = {}
         self._logits = torch.zeros(0)
+        self._arrived = np.zeros(1, np.int64)
+        self._set(arrived=self._arrived.ctypes.data)
         self._counters = np.zeros(shape.num_layers * STAGES_PER_LAYER + 1, np.int64)
         log.info("compiled.packed", seconds=round(time.perf_counter() - began, 1))
 

@@ -43,7 +43,7 @@ STEP: Final = np.dtype(
                 # the step: how many, and addresses
                 "tokens", "tiles", "rows", "samples", "sample_tiles", "sample_rows", "tasks",
                 "cos", "sin", "blocks", "offsets", "segments", "num_segments", "tables", "task_list",
-                "sampled", "counters",
+                "sampled", "counters", "arrived",
                 # buffers
                 "hidden", "normed", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
             )
@@ -162,7 +162,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
     size, lead, kind = step.size, step.lead, step.kind
     attended = step.heads * step.head_dim
     layers = _layers(step.layers, step.num_layers)
-    counter = step.counters
+    counter, arrived = step.counters, step.arrived
     for number in range(step.num_layers):
         layer = layers[number]
         for token in range(first, last):
@@ -175,22 +175,22 @@ def _run(step: Any, thread: int, threads: int) -> None:
                 token,
                 step.rows,
             )
-        barrier()
+        barrier(arrived, threads)
         linear(
             counter, threads, step.normed, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
             layer.qkv_bias, step.qkv, qkv_lead(step), False, scratch,
         )  # fmt: skip
-        barrier()
+        barrier(arrived, threads)
         for token in range(first, last):
             _place(step, layer, token)
-        barrier()
+        barrier(arrived, threads)
         _attention(step, layer, counter + 8, scratch)
-        barrier()
+        barrier(arrived, threads)
         linear(
             counter + 16, threads, step.attended, step.tiles, step.rows, attended, layer.out, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
-        barrier()
+        barrier(arrived, threads)
         for token in range(first, last):
             if layer.out_bias != 0:
                 floats(step.hidden + 4 * token * lead, size)[:] += floats(layer.out_bias, size)
@@ -203,17 +203,17 @@ def _run(step: Any, thread: int, threads: int) -> None:
                 token,
                 step.rows,
             )
-        barrier()
+        barrier(arrived, threads)
         gated(
             counter + 24, threads, step.normed, step.tiles, step.rows, size, layer.gate_up, kind,
             width_panels(step.inner), step.gated, scratch,
         )  # fmt: skip
-        barrier()
+        barrier(arrived, threads)
         linear(
             counter + 32, threads, step.gated, step.tiles, step.rows, step.inner, layer.down, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
-        barrier()
+        barrier(arrived, threads)
         counter += 8 * STAGES_PER_LAYER
     sampled = ints(step.sampled, step.samples)
     for row in range(step.samples * thread // threads, step.samples * (thread + 1) // threads):
@@ -226,7 +226,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
             row,
             step.sample_rows,
         )
-    barrier()
+    barrier(arrived, threads)
     if step.samples > 0:
         linear(
             counter, threads, step.normed, step.sample_tiles, step.sample_rows, size, step.lm_head, kind,

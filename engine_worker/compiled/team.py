@@ -1,8 +1,11 @@
 """Threads that run one function together: torch's own OpenMP team.
 
 A second team beside it would fight it for the cores: idle OpenMP threads spin for a while before
-they sleep. `GOMP_parallel` and `GOMP_barrier` are the entry points that GCC's own code calls
-(libgomp ABI, "GNU Offloading and Multi Processing Runtime Library", chapter 12).
+they sleep. `GOMP_parallel` is the entry point that GCC's own code calls (libgomp ABI, "GNU
+Offloading and Multi Processing Runtime Library", chapter 12).
+
+The barrier is our own. OpenMP's puts threads to sleep at once when a process has more of them than
+cores, whatever they do, and waking one takes longer than most stages between two barriers.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from llvmlite import binding, ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -33,7 +36,7 @@ def _runtime() -> ctypes.CDLL | None:
 
 
 _SYMBOLS: Final = {
-    "weir_barrier": "GOMP_barrier",
+    "weir_parallel": "GOMP_parallel",
     "weir_thread": "omp_get_thread_num",
     "weir_threads": "omp_get_num_threads",
 }
@@ -56,24 +59,22 @@ def run(function: int, data: int, threads: int) -> None:
         )
 
 
-def _extern(name: str, result: Any) -> Any:
+def _extern(name: str) -> Any:
     @intrinsic
     def call(typing_context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.VoidType() if result is types.void else ir.IntType(32)
-            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, []), name)
-            value = builder.call(function, [])
-            return context.get_dummy_value() if result is types.void else builder.sext(value, ir.IntType(64))
+            kind = ir.FunctionType(ir.IntType(32), [])
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.sext(builder.call(function, []), ir.IntType(64))
 
-        return result(), generate
+        return types.intp(), generate
 
     return call
 
 
-barrier = _extern("weir_barrier", types.void)
-"""Waits until all threads of the team are here."""
-thread_number = _extern("weir_thread", types.intp)
-thread_count = _extern("weir_threads", types.intp)
+thread_number = _extern("weir_thread")
+thread_count = _extern("weir_threads")
+_yield = _extern("sched_yield")
 
 
 @intrinsic
@@ -86,3 +87,56 @@ def take(typing_context: Any, counter: Any, count: Any) -> Any:
         return builder.atomic_rmw("add", pointer, count, "monotonic")
 
     return types.intp(types.intp, types.intp), generate
+
+
+@intrinsic
+def _read(typing_context: Any, counter: Any) -> Any:
+    """The int64 at an address; what other threads wrote before they added to it is seen after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8, typ=ir.IntType(64))
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def _arrive(typing_context: Any, counter: Any) -> Any:
+    """Adds 1 to the int64 at an address, after everything this thread wrote; returns what it held."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "acq_rel")
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def _pause(typing_context: Any) -> Any:
+    """Tells the core that this is a wait in a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if binding.get_default_triple().startswith("x86_64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            pause = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause")
+            builder.call(pause, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+_PATIENCE: Final = 2000
+"""Turns, about 50 us, to wait at full speed: longer, and the others have lost their cores to somebody."""
+
+
+@njit(nogil=True)
+def barrier(arrived: int, threads: int) -> None:
+    """Waits until all threads of the team are here. `arrived`: address of an int64 that only barriers touch."""
+    awaited = (_arrive(arrived) // threads + 1) * threads
+    turns = 0
+    while _read(arrived) < awaited:
+        if turns < _PATIENCE:
+            turns += 1
+            _pause()
+        else:
+            _yield()
