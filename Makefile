@@ -42,7 +42,7 @@ bench-%: $(STAMPS)/dev ## A benchmark of benchmarks/, by name
 	@PYTHONPATH=.:platform $(PYTHON) -m benchmarks.$(subst -,_,$*) $(ARGS)
 
 lock: $(STAMPS)/dev ## Pin anew what pyproject.toml asks for
-	$(VENV)/bin/pip-compile --all-extras --allow-unsafe --no-emit-find-links --no-emit-index-url \
+	$(VENV)/bin/pip-compile --extra dev --allow-unsafe --no-emit-find-links --no-emit-index-url \
 	  --no-emit-trusted-host --quiet --output-file=requirements.lock --strip-extras pyproject.toml
 	@# The local build's tag (+cpu) is this machine's; the pin is everybody's.
 	@sed 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock > requirements.lock.new && mv requirements.lock.new requirements.lock

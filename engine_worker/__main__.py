@@ -14,6 +14,7 @@ from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_worker
 from engine_worker.runner.encoder import is_encoder
+from engine_worker.vllm_engine import VLLMEngine
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
                 ),
                 arguments.worker,
             )
-        engine = AsyncEngine(config)
+        engine = VLLMEngine(config) if config.backend == "vllm" else AsyncEngine(config)
         return run_worker(
             engine,
             lambda: read_model_card(

@@ -9,6 +9,7 @@ from typing import Literal
 
 Precision = Literal["fp32", "fp16", "int8"]
 Kernels = Literal["auto", "torch", "compiled"]
+Backend = Literal["weir", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class EngineConfig:
     `transformers`; what the others cost in quality: docs/engine.md."""
     kernels: Kernels = "auto"
     """On the CPU: `compiled`, ours (`engine_worker/compiled`), or `torch`; `auto` takes ours where they can run."""
+    backend: Backend = "weir"
+    """`vllm`: vLLM computes (engine_worker/vllm_engine.py); a package of its own, docs/operations.md."""
     device: str = "cpu"
     threads: int | None = None
     """Threads inside an operation; None: one per physical core that this process may use."""
@@ -68,6 +71,11 @@ class EngineConfig:
             raise ValueError(f"precision must be fp32, fp16 or int8, it is {self.precision!r}")
         if self.kernels not in ("auto", "torch", "compiled"):
             raise ValueError(f"kernels must be auto, torch or compiled, it is {self.kernels!r}")
+
+        if self.backend not in ("weir", "vllm"):
+            raise ValueError(f"backend must be weir or vllm, it is {self.backend!r}")
+        if self.backend == "vllm" and (self.adapters or self.itl_targets_ms or self.precision == "int8"):
+            raise ValueError("backend vllm takes neither adapters nor itl_targets_ms nor precision int8")
 
     def adapter_dirs(self) -> dict[str, Path]:
         return {name: directory for name, _, directory in self._adapters()}

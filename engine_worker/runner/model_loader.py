@@ -31,6 +31,31 @@ class LoadedModel:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    size: int
+    """Ids that the tokenizer knows; an lm_head may be wider, for alignment."""
+    special_token_ids: frozenset[int]
+    """Ids without text."""
+
+
+def read_vocabulary(model_dir: Path, config: PretrainedConfig) -> Vocabulary:
+    """What a model directory says of tokens; reads no weights. Raises UnsupportedModel."""
+    if not (model_dir / "tokenizer.json").is_file():
+        raise UnsupportedModel(f"{model_dir} has no tokenizer.json: only fast tokenizers are served")
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return Vocabulary(
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        size=min(config.vocab_size, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1),
+        special_token_ids=frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        ),
+    )
+
+
 def load(model_dir: Path) -> LoadedModel:
     """Loads weights in float32. Raises UnsupportedModel, naming what is not served or missing."""
     if not (model_dir / "config.json").is_file():
@@ -39,10 +64,8 @@ def load(model_dir: Path) -> LoadedModel:
     refuse_family(json.loads((model_dir / "config.json").read_text()).get("model_type"))
     config = AutoConfig.from_pretrained(model_dir)
     refuse_unsupported(config)
-    if not (model_dir / "tokenizer.json").is_file():
-        raise UnsupportedModel(f"{model_dir} has no tokenizer.json: only fast tokenizers are served")
+    vocabulary = read_vocabulary(model_dir, config)
     _refuse_weights(model_dir)
-    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     interface.register()
     transformers_logging.disable_progress_bar()  # a worker's log is lines, not bars
     model = AutoModelForCausalLM.from_pretrained(
@@ -54,12 +77,10 @@ def load(model_dir: Path) -> LoadedModel:
     ).eval()
     return LoadedModel(
         model=model,
-        tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(model_dir, config),
-        vocab_size=min(config.vocab_size, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1),
-        special_token_ids=frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        ),
+        tokenizer=vocabulary.tokenizer,
+        eos_token_ids=vocabulary.eos_token_ids,
+        vocab_size=vocabulary.size,
+        special_token_ids=vocabulary.special_token_ids,
         context_length=context_length(config),
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,

@@ -56,6 +56,19 @@ def test_calm_takes_everything_back_in_the_reverse_order():
     assert decide(subject, 0.3, start=900.0) == CEILING
 
 
+def test_from_the_third_rung_on_nothing_is_guessed_ahead():
+    subject, (scheduler, _), second, seen = controller(), make(), 0.0, set()
+    pace = Pace(subject, {0: 0.1}, lambda: second + 1)
+    for lateness in (1.5, 0.3):
+        for _ in range(100):
+            second += 1.5
+            decide(subject, lateness, start=second)
+            pace.before(scheduler)
+            assert scheduler.may_speculate == (subject.rung < Rung.NO_SPECULATION)
+            seen.add(subject.rung)
+    assert seen == set(Rung)
+
+
 def test_between_calm_and_late_nothing_changes():
     subject = controller()
     before = decide(subject, 1.2, 3)
