@@ -2,11 +2,13 @@
 
 from django.urls import path
 
-from inference import chat_views, views
+from inference import chat_views, health, views
 from inference.operator_api import live_state
 
 urlpatterns = [
     path("", views.home, name="home"),
+    path("healthz", health.alive, name="alive"),
+    path("readyz", health.ready, name="ready"),
     path("docs", views.docs, name="docs"),
     path("chat", chat_views.chat_home, name="chat_home"),
     path("operator/live", live_state, name="live_state"),

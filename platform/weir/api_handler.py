@@ -33,13 +33,13 @@ class ApiHandler(ASGIHandler):
 
 
 class PathSplit:
-    """An ASGI application that sends one part of the URL space elsewhere."""
+    """An ASGI application that sends some parts of the URL space elsewhere."""
 
-    def __init__(self, prefix: str, *, inside: _Application, outside: _Application) -> None:
-        self._prefix = prefix
+    def __init__(self, *prefixes: str, inside: _Application, outside: _Application) -> None:
+        self._prefixes = prefixes
         self._inside = inside
         self._outside = outside
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        application = self._inside if scope["path"].startswith(self._prefix) else self._outside
+        application = self._inside if scope["path"].startswith(self._prefixes) else self._outside
         await application(scope, receive, send)

@@ -1,7 +1,8 @@
 """ASGI entry point: HTTP to Django, websockets to Channels.
 
-The API under /v1 has a handler of its own with a short, async-only list of middleware: no session, no
-CSRF, no thread hop. Everything else, the console and the admin, goes through Django's full list.
+The API under /v1, and what a probe asks, has a handler of its own with a short, async-only list of
+middleware: no session, no CSRF, no thread hop. Everything else, the console and the admin, goes through
+Django's full list.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weir.api_handler import ApiHandler, PathSplit  # noqa: E402
 
 application = ProtocolTypeRouter(
     {
-        "http": PathSplit("/v1/", inside=ApiHandler(), outside=_pages),
+        "http": PathSplit("/v1/", "/healthz", "/readyz", inside=ApiHandler(), outside=_pages),
         "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
     }
 )

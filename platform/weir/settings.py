@@ -50,6 +50,8 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 SECURE_SSL_REDIRECT = False  # the proxy in front redirects; behind it this would loop
+# W008 wants that redirect; W005 and W021 want HSTS for every subdomain of a domain that is not ours to decide about.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]
 SECURE_HSTS_SECONDS = 31_536_000 if _over_https and not DEBUG else 0
 # A client can send this header too: trusted only where a proxy that overwrites it is known to be in front.
 BEHIND_PROXY = env.flag("WEIR_BEHIND_PROXY", False)

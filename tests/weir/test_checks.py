@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ids(*, deploy: bool = False) -> set[str | None]:
@@ -48,6 +53,27 @@ def test_debug_and_plain_http_in_production(settings: Any):
     settings.DEBUG = False
     settings.BASE_URL = "https://weir.example.com"
     assert not {"weir.E002", "weir.W002"} & ids(deploy=True)
+
+
+def test_an_installation_set_up_as_the_documentation_says_passes_every_deploy_check():
+    """In a process of its own: settings are made from the environment at import."""
+    environment = os.environ | {
+        "WEIR_BASE_URL": "https://weir.example.com",
+        "WEIR_BEHIND_PROXY": "true",
+        "WEIR_SECRET_KEY": "7" + "abcdefghij0123456789" * 3,
+        "WEIR_API_KEY_PEPPER": "8" + "abcdefghij0123456789" * 3,
+    }
+    command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"WEIR_DEBUG": "true"}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "weir.E002" in done.stderr
 
 
 def test_an_embedded_database_in_a_cluster(settings: Any, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,104 @@
+"""Whether this gateway can serve: database, Redis, a live worker. Asked by load balancers, so cheap and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+import structlog
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse
+
+from engine_worker.broker import BrokerUnavailable
+from inference.runtime import get_runtime
+
+log = structlog.get_logger(__name__)
+
+OK: Final = "ok"
+_TIMEOUT_S: Final = 2.0
+_FRESH_S: Final = 1.0
+"""An answer serves everybody who asks within this time: no number of probes makes more than one check a second."""
+
+
+class Readiness:
+    """One per event loop. Of several that ask at once one checks, and the others wait for its answer."""
+
+    def __init__(self) -> None:
+        self._checking: asyncio.Task[dict[str, str]] | None = None
+        self._asking: asyncio.Task[str] | None = None
+        self._checked_at = float("-inf")
+
+    async def checks(self) -> dict[str, str]:
+        """What each part says, `ok` or why not, in words that may be public."""
+        if self._checking is None or (
+            self._checking.done() and time.monotonic() - self._checked_at > _FRESH_S
+        ):
+            self._checking = asyncio.create_task(self._check(), name="readiness")
+        return await asyncio.shield(self._checking)
+
+    async def _check(self) -> dict[str, str]:
+        database, (redis, workers) = await asyncio.gather(self._database(), self._workers())
+        self._checked_at = time.monotonic()
+        return {"database": database, "redis": redis, "workers": workers}
+
+    async def _database(self) -> str:
+        # A thread that still waits for a database that hangs is waited for again, never joined by a second one.
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(asyncio.to_thread(_ask_database), name="ask-database")
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await asyncio.shield(self._asking)
+        except TimeoutError:
+            return "does not answer in time"
+
+    async def _workers(self) -> tuple[str, str]:
+        try:
+            workers = await get_runtime().broker.workers()
+        except BrokerUnavailable as error:
+            log.warning("not_ready", part="redis", error=str(error))
+            return "can't be reached", "unknown"
+        if not workers:
+            return OK, "none is alive"
+        return OK, OK if any(not worker.draining for worker in workers) else "all are draining"
+
+
+def _ask_database() -> str:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError as error:
+        log.warning("not_ready", part="database", error=type(error).__name__)
+        return "can't be reached"
+    finally:
+        connection.close()
+    return OK
+
+
+_readiness: WeakKeyDictionary[asyncio.AbstractEventLoop, Readiness] = WeakKeyDictionary()
+
+
+def _no_store(body: dict[str, Any], status: int) -> HttpResponse:
+    response = HttpResponse(msgspec.json.encode(body), content_type="application/json", status=status)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+async def alive(request: HttpRequest) -> HttpResponse:
+    """`/healthz`: the process answers. Asks nobody: restarting a gateway does not heal a database."""
+    return _no_store({"status": OK}, 200)
+
+
+async def ready(request: HttpRequest) -> HttpResponse:
+    """`/readyz`: 200 while requests can be served, else 503 with what is missing."""
+    loop = asyncio.get_running_loop()
+    readiness = _readiness.get(loop)
+    if readiness is None:
+        readiness = _readiness[loop] = Readiness()
+    checks = await readiness.checks()
+    is_ready = all(answer == OK for answer in checks.values())
+    return _no_store(
+        {"status": OK if is_ready else "unavailable", "checks": checks}, 200 if is_ready else 503
+    )
