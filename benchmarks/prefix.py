@@ -1,34 +1,30 @@
 """What the prefix cache gives, and what it costs where it finds nothing.
 
-    make bench-prefix                                       # five rounds, about ten minutes on two cores
+    make bench-prefix                                       # nine rounds, some minutes on two cores
     python -m benchmarks.prefix --rounds 1 --requests 4     # a quick look
 
-Two engines that differ in nothing but the cache take turns within a round. Hits: requests one after
-another, each a system prompt of 300 tokens, new in each round, and a question of its own; the first of
-a round finds nothing and counts too. No hits: prompts that have nothing in common, all at once,
-measured as the time until the last one is done. The last line is JSON.
+Two engines that differ in nothing but the cache, each a process of its own, take turns within a round.
+Hits: requests one after another, each a system prompt of 300 tokens, new in each round, and a question of
+its own; the first of a round finds nothing and counts too. No hits: prompts that have nothing in common, all
+at once, measured as the time until the last one is done. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
-
+from benchmarks.engine.contestant import Contestant, Options
 from benchmarks.engine.measure import processor
-from benchmarks.engine.workload import load
+from benchmarks.engine.workload import Chat, load
 from engine_worker.config import EngineConfig, physical_cores
-from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
-from engine_worker.protocol import SamplingParams
 
 _SYSTEM_TOKENS = 300
 _QUESTION_TOKENS = 40
@@ -42,33 +38,18 @@ def make_tokens(rng: random.Random, count: int) -> list[int]:
     return [words[rng.randrange(len(words))] for _ in range(count)]
 
 
-async def run_one(engine: AsyncEngine, name: str, prompt: list[int], max_tokens: int) -> tuple[float, int]:
-    """Seconds to the first token, and how many prompt tokens were cached."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    began, first, cached = time.perf_counter(), 0.0, 0
-    async for output in engine.generate(name, prompt, sampling):
-        first = first or time.perf_counter() - began
-        cached = output.finish.cached_tokens if output.finish else 0
-    return first, cached
-
-
-async def shared_prompt(engine: AsyncEngine, prompts: Sequence[list[int]]) -> tuple[float, float]:
+def shared_prompt(engine: Contestant, chats: Sequence[Chat]) -> tuple[float, float]:
     """Mean seconds to the first token, and the share of prompt tokens that was cached."""
-    results = [
-        await run_one(engine, f"shared-{i}", prompt, _ANSWER_TOKENS) for i, prompt in enumerate(prompts)
-    ]
-    share = sum(cached for _, cached in results) / sum(map(len, prompts))
-    return statistics.mean(first for first, _ in results), share
+    runs = [engine.run([chat]) for chat in chats]
+    cached = sum(run.cached_tokens for run in runs) / sum(len(chat.prompt) for chat in chats)
+    return statistics.mean(run.first_token_s[0] for run in runs if run.first_token_s), cached
 
 
-async def no_hits(engine: AsyncEngine, prompts: Sequence[list[int]]) -> float:
+def no_hits(engine: Contestant, chats: Sequence[Chat]) -> float:
     """Seconds until the last is done."""
-    began = time.perf_counter()
-    results = await asyncio.gather(
-        *(run_one(engine, f"other-{i}", prompt, _LONGER_ANSWER_TOKENS) for i, prompt in enumerate(prompts))
-    )
-    assert not any(cached for _, cached in results)
-    return time.perf_counter() - began
+    run = engine.run(chats)
+    assert not run.cached_tokens
+    return run.wall_s
 
 
 def main() -> None:
@@ -76,9 +57,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument("--block-size", type=int, default=0, help="0: the engine's default")
+    parser.add_argument(
+        "--block-size", type=int, default=EngineConfig.__dataclass_fields__["block_size"].default
+    )
+    parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
     try:
         model_dir = ensure_model(args.model, Path("var/models"))
@@ -86,41 +70,47 @@ def main() -> None:
         sys.exit(str(error))
     threads = physical_cores()
     rng = random.Random(3)  # noqa: S311
-    with asyncio.Runner() as runner:
-        given = {"block_size": args.block_size} if args.block_size else {}
-        configs = {
-            name: EngineConfig(model_dir=model_dir, prefix_cache=name == "on", threads=threads, **given)
-            for name in ("on", "off")
-        }
-        print(
-            f"{processor()}, {threads} thread(s), torch {torch.__version__}, {model_dir.name} in fp32, "
-            f"blocks of {configs['on'].block_size}, seed 3"
-        )
-        engines = {name: AsyncEngine(config) for name, config in configs.items()}
+    print(
+        f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, blocks of {args.block_size}, seed 3"
+    )
+
+    def start(prefix_cache: bool) -> Contestant:
+        settings: dict[str, Any] = {"prefix_cache": prefix_cache, "block_size": args.block_size}
+        options = Options(str(model_dir), threads, args.precision, settings=settings)
+        return Contestant("ours", options, Path(sys.executable))
+
+    engines = {"on": start(True), "off": start(False)}
+    ttft: dict[str, list[float]] = {"on": [], "off": []}
+    wall: dict[str, list[float]] = {"on": [], "off": []}
+    shares = []
+    try:
         for engine in engines.values():
-            runner.run(engine.start())
-            runner.run(no_hits(engine, [make_tokens(rng, 64)]))
-        ttft: dict[str, list[float]] = {"on": [], "off": []}
-        wall: dict[str, list[float]] = {"on": [], "off": []}
-        shares = []
+            engine.run([Chat(make_tokens(rng, 64), 4)])
         for number in range(args.rounds):
             system = make_tokens(rng, _SYSTEM_TOKENS)
-            shared = [system + make_tokens(rng, _QUESTION_TOKENS) for _ in range(args.requests)]
-            different = [make_tokens(rng, _SYSTEM_TOKENS) for _ in range(args.requests)]
+            shared = [
+                Chat(system + make_tokens(rng, _QUESTION_TOKENS), _ANSWER_TOKENS)
+                for _ in range(args.requests)
+            ]
+            other = [
+                Chat(make_tokens(rng, _SYSTEM_TOKENS), _LONGER_ANSWER_TOKENS) for _ in range(args.requests)
+            ]
             # Who goes first changes, so that a machine that gets slower favours nobody.
             for name in sorted(engines, reverse=bool(number % 2)):
-                first, share = runner.run(shared_prompt(engines[name], shared))
+                first, share = shared_prompt(engines[name], shared)
                 ttft[name].append(first)
-                wall[name].append(runner.run(no_hits(engines[name], different)))
+                wall[name].append(no_hits(engines[name], other))
                 shares += [share] if name == "on" else []
             print(
                 f"round {number + 1}: first token {ttft['on'][-1] * 1000:.0f} ms with the cache, "
-                f"{ttft['off'][-1] * 1000:.0f} ms without; no hits {wall['on'][-1]:.2f} s and {wall['off'][-1]:.2f} s"
+                f"{ttft['off'][-1] * 1000:.0f} ms without; no hits {wall['on'][-1]:.2f} s and {wall['off'][-1]:.2f} s",
+                flush=True,
             )
+    finally:
         for engine in engines.values():
-            runner.run(engine.stop())
+            engine.stop()
     medians = {
-        key: statistics.median(values)
+        key: round(statistics.median(values), 4)
         for key, values in (
             ("ttft_on_s", ttft["on"]),
             ("ttft_off_s", ttft["off"]),
@@ -135,16 +125,8 @@ def main() -> None:
         f"medians of {args.rounds}: first token {medians['ttft_speedup']:.2f} times as fast, "
         f"{medians['cached_share']:.0%} of prompt tokens cached; without hits {medians['no_hits_cost']:+.1%}"
     )
-    print(
-        json.dumps(
-            {
-                "rounds": args.rounds,
-                "requests": args.requests,
-                "block_size": configs["on"].block_size,
-                **medians,
-            }
-        )
-    )
+    conditions = {"rounds": args.rounds, "requests": args.requests, "block_size": args.block_size}
+    print(json.dumps({**conditions, **medians}))
 
 
 if __name__ == "__main__":

@@ -3,29 +3,24 @@
     make bench-speculation                               # five rounds, some minutes on two cores
     python -m benchmarks.speculation --rounds 1          # a quick look
 
-Two engines that differ in nothing but `speculative_tokens` take turns; one stream, greedy, end tokens
-ignored. Repeating: a passage of 48 tokens six times over, which the model goes on with. Ordinary: chats of the
-engine's workload. Both engines must give the same tokens. The last line is JSON.
+Two engines that differ in nothing but `speculative_tokens`, each a process of its own, take turns; one
+stream, greedy, end tokens ignored. Repeating: a passage of 48 tokens six times over, which the model goes on
+with. Ordinary: chats of the engine's workload. Both engines must give the same tokens. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 
-import torch
-
-from benchmarks.engine.measure import processor
-from benchmarks.engine.workload import load
+from benchmarks.engine.contestant import Contestant, Options
+from benchmarks.engine.measure import Run, processor
+from benchmarks.engine.workload import Chat, load
 from engine_worker.config import EngineConfig, physical_cores
-from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
-from engine_worker.protocol import Finish, SamplingParams
 
 _PASSAGE_TOKENS = 48
 _REPEATS = 6
@@ -33,25 +28,16 @@ _OUTPUT_TOKENS = 96
 _PROMPTS = 3
 
 
-def prompts(kind: str) -> list[list[int]]:
-    chats = [chat.prompt for chat in load("w20") if len(chat.prompt) >= _PASSAGE_TOKENS][:_PROMPTS]
-    return chats if kind == "ordinary" else [chat[-_PASSAGE_TOKENS:] * _REPEATS for chat in chats]
+def chats(kind: str) -> list[Chat]:
+    prompts = [chat.prompt for chat in load("w20") if len(chat.prompt) >= _PASSAGE_TOKENS][:_PROMPTS]
+    if kind == "repeating":
+        prompts = [prompt[-_PASSAGE_TOKENS:] * _REPEATS for prompt in prompts]
+    return [Chat(prompt, _OUTPUT_TOKENS) for prompt in prompts]
 
 
-async def run(engine: AsyncEngine, kind: str) -> tuple[float, list[list[int]], list[Finish]]:
-    """Seconds between the first token and the last, summed over the prompts; the tokens; the ends."""
-    spent, outputs, finishes = 0.0, [], []
-    for number, prompt in enumerate(prompts(kind)):
-        tokens: list[int] = []
-        sampling = SamplingParams(max_tokens=_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-        began = 0.0
-        async for output in engine.generate(f"{kind}-{number}", prompt, sampling):
-            began = began or time.perf_counter()
-            tokens += output.token_ids
-            finishes += [output.finish] if output.finish else []
-        spent += time.perf_counter() - began
-        outputs.append(tokens)
-    return spent, outputs, finishes
+def decode_s(runs: list[Run]) -> float:
+    """Seconds between the first token and the last, summed over the prompts."""
+    return sum(run.finished_s[0] - run.first_token_s[0] for run in runs if run.first_token_s)
 
 
 def main() -> None:
@@ -61,59 +47,60 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4, help="per guess")
+    parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
     try:
         model_dir = ensure_model(args.model, Path("var/models"))
     except ModelStoreError as error:
         sys.exit(str(error))
     threads = physical_cores()
-    configs = {
-        name: EngineConfig(model_dir=model_dir, speculative_tokens=tokens, threads=threads)
-        for name, tokens in (("on", args.tokens), ("off", 0))
-    }
     print(
-        f"{processor()}, {threads} thread(s), torch {torch.__version__}, {model_dir.name} in "
-        f"{configs['on'].precision}, one stream, {args.tokens} tokens per guess"
+        f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, one stream, "
+        f"{args.tokens} tokens per guess"
     )
+
+    def start(tokens: int) -> Contestant:
+        options = Options(str(model_dir), threads, args.precision, settings={"speculative_tokens": tokens})
+        return Contestant("ours", options, Path(sys.executable))
+
+    engines = {"on": start(args.tokens), "off": start(0)}
     seconds: dict[str, dict[str, list[float]]] = {}
     accepted: dict[str, float] = {}
-    with asyncio.Runner() as runner:
-        engines = {name: AsyncEngine(config) for name, config in configs.items()}
+    same = True
+    try:
         for engine in engines.values():
-            runner.run(engine.start())
-            runner.run(run(engine, "ordinary"))
+            engine.run([Chat(chat.prompt, 8) for chat in chats("ordinary")])
         for number in range(args.rounds):
             for kind in ("repeating", "ordinary"):
                 outputs = {}
                 for name in sorted(engines, reverse=bool(number % 2)):
-                    spent, outputs[name], finishes = runner.run(run(engines[name], kind))
-                    seconds.setdefault(kind, {}).setdefault(name, []).append(spent)
+                    runs = [engines[name].run([chat]) for chat in chats(kind)]
+                    outputs[name] = [run.outputs for run in runs]
+                    seconds.setdefault(kind, {}).setdefault(name, []).append(decode_s(runs))
                     if name == "on":
-                        drafted = sum(finish.drafted_tokens for finish in finishes)
-                        right = sum(finish.accepted_tokens for finish in finishes)
-                        accepted[kind] = right / drafted if drafted else 0.0
-                if outputs["on"] != outputs["off"]:
-                    print(f"{kind}: the tokens differ, which only a tie in rounding explains")
+                        drafted = sum(run.drafted_tokens for run in runs)
+                        accepted[kind] = sum(run.accepted_tokens for run in runs) / max(1, drafted)
+                same = same and outputs["on"] == outputs["off"]
+    finally:
         for engine in engines.values():
-            runner.run(engine.stop())
-    speedups = {
-        kind: statistics.median(off / on for on, off in zip(taken["on"], taken["off"], strict=True))
+            engine.stop()
+    made = _PROMPTS * (_OUTPUT_TOKENS - 1)
+    results = {
+        kind: {
+            "speedup": round(
+                statistics.median(off / on for on, off in zip(taken["on"], taken["off"], strict=True)), 3
+            ),
+            "tokens_per_s": round(made / statistics.median(taken["on"]), 1),
+            "accepted_share": round(accepted[kind], 3),
+        }
         for kind, taken in seconds.items()
     }
-    rates = {
-        kind: _PROMPTS * (_OUTPUT_TOKENS - 1) / statistics.median(taken["on"])
-        for kind, taken in seconds.items()
-    }
-    for kind, speedup in speedups.items():
+    for kind, result in results.items():
         print(
-            f"{kind}: {speedup:.2f} times as fast, {rates[kind]:.1f} tokens per second, "
-            f"{accepted[kind]:.0%} of the guesses right"
+            f"{kind}: {result['speedup']:.2f} times as fast, {result['tokens_per_s']:.1f} tokens per second, "
+            f"{result['accepted_share']:.0%} of the guesses right"
         )
-    print(
-        json.dumps(
-            {"rounds": args.rounds, "speedup": speedups, "tokens_per_s": rates, "accepted_share": accepted}
-        )
-    )
+    print(json.dumps({"rounds": args.rounds, "same_tokens": same, **results}))
 
 
 if __name__ == "__main__":

@@ -153,13 +153,13 @@ def main() -> None:
         + (f"; not installed: {', '.join(missing)}" if missing else "")
     )
 
-    def contestant(module: str, precision: str, python: Path, kernels: str = "auto") -> Contestant:
+    def contestant(module: str, precision: str, python: Path, **settings: str) -> Contestant:
         cache = _ROOT / "var" / "peers" / model_dir.name
-        return Contestant(module, Options(str(model_dir), threads, precision, kernels, str(cache)), python)
+        return Contestant(module, Options(str(model_dir), threads, precision, str(cache), settings), python)
 
     contestants = {f"ours-{p}": contestant("ours", p, Path(sys.executable)) for p in args.precisions}
     if args.torch_kernels:
-        contestants["ours-fp32-torch"] = contestant("ours", "fp32", Path(sys.executable), "torch")
+        contestants["ours-fp32-torch"] = contestant("ours", "fp32", Path(sys.executable), kernels="torch")
     for name in wanted:
         if name not in missing:
             peer = _PEERS[name]

@@ -16,8 +16,9 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine.measure import Run
 from benchmarks.engine.workload import Chat
@@ -30,10 +31,10 @@ class Options:
     model_dir: str
     threads: int
     precision: str
-    kernels: str
-    """Of ours: `auto` or `torch`."""
-    cache_dir: str
+    cache_dir: str = ""
     """Where an engine that needs the weights in another format keeps them."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of EngineConfig: of ours alone."""
 
 
 Engine = Callable[[Sequence[Chat]], Run]

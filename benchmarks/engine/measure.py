@@ -19,6 +19,10 @@ class Run:
     first_token_s: list[float] | None = None
     peak_memory_mb: float | None = None
     """Of the engine's process, since it began."""
+    cached_tokens: int = 0
+    """Prompt tokens that a prefix cache held. This and what follows: ours alone, over all requests."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens_per_s(self) -> float:

@@ -11,19 +11,20 @@ from typing import cast
 from benchmarks.engine.contestant import Engine, Options
 from benchmarks.engine.measure import Run
 from benchmarks.engine.workload import Chat
-from engine_worker.config import EngineConfig, Kernels, Precision
+from engine_worker.config import EngineConfig, Precision
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.protocol import SamplingParams
+from engine_worker.protocol import Finish, SamplingParams
 
 
 def start(options: Options) -> Engine:
+    # Rounds repeat the same prompts, which peers compute each time.
+    settings = {"prefix_cache": False, **options.settings}
     engine = AsyncEngine(
         EngineConfig(
             model_dir=Path(options.model_dir),
             precision=cast(Precision, options.precision),
-            kernels=cast(Kernels, options.kernels),
             threads=options.threads,
-            prefix_cache=False,  # rounds repeat the same prompts, which peers compute each time
+            **settings,
         )
     )
     runner = asyncio.Runner()
@@ -33,6 +34,7 @@ def start(options: Options) -> Engine:
 
 async def run_ours(engine: AsyncEngine, chats: Sequence[Chat]) -> Run:
     began = time.perf_counter()
+    finishes: list[Finish] = []
 
     async def one(number: int, chat: Chat) -> tuple[list[int], float, float]:
         sampling = SamplingParams(max_tokens=chat.output_tokens, temperature=0.0, ignore_eos=True)
@@ -41,8 +43,17 @@ async def run_ours(engine: AsyncEngine, chats: Sequence[Chat]) -> Run:
         async for output in engine.generate(f"bench-{number}", chat.prompt, sampling):
             first = first or time.perf_counter() - began
             tokens += output.token_ids
+            finishes.extend([output.finish] if output.finish else [])
         return tokens, first, time.perf_counter() - began
 
     results = await asyncio.gather(*(one(i, chat) for i, chat in enumerate(chats)))
     tokens, first, finished = (list(column) for column in zip(*results, strict=True))
-    return Run(time.perf_counter() - began, tokens, finished, first)
+    return Run(
+        time.perf_counter() - began,
+        tokens,
+        finished,
+        first,
+        cached_tokens=sum(finish.cached_tokens for finish in finishes),
+        drafted_tokens=sum(finish.drafted_tokens for finish in finishes),
+        accepted_tokens=sum(finish.accepted_tokens for finish in finishes),
+    )
