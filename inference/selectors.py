@@ -73,6 +73,12 @@ def _totals(row: dict[str, int], span: str) -> Totals:
     return Totals(*(int(row[f"{span}_{name}"]) for name in ("requests", "prompt", "completion", "cost")))
 
 
+def has_run(tenant_id: int, request_id: str) -> bool:
+    """Whether the ledger knows an answer of that request, not only a refusal."""
+    has_answer = Q(completion_tokens__gt=0) | Q(finish_reason__in=("stop", "length"))
+    return UsageRecord.objects.filter(tenant_id=tenant_id, request_id=request_id).filter(has_answer).exists()
+
+
 def recent_requests(tenant: Tenant, *, limit: int) -> list[UsageRecord]:
     """The latest accepted requests that have ended, newest first."""
     return list(UsageRecord.objects.filter(tenant=tenant).order_by("-created_at", "-id")[:limit])

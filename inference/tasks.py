@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from inference import batch_runner
 from inference.services.alerts import mail_alerts, raise_alerts
+from inference.services.files import delete_expired_files
 from inference.services.partitions import make_partitions_ahead
 from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
@@ -31,5 +33,12 @@ def alert() -> None:
 
 @shared_task(name="inference.tasks.delete_expired", soft_time_limit=200, time_limit=240, ignore_result=True)
 def delete_expired() -> None:
-    """Stored responses whose days are over; once a day."""
+    """Stored responses and files whose days are over; once a day."""
     delete_expired_responses()
+    delete_expired_files()
+
+
+@shared_task(name="inference.tasks.run_batches", soft_time_limit=200, time_limit=240, ignore_result=True)
+def run_batches() -> None:
+    """Open batches; the timetable runs it every few seconds, and all but one return at once."""
+    batch_runner.run_batches()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -114,6 +114,20 @@ def find_stored_key(lookup_id: str) -> StoredKey | None:
         previous_until=api_key.previous_until,
         networks=tuple(ip_network(network) for network in api_key.allowed_networks),
     )
+
+
+def find_batch_principal(tenant_id: int, key_public_id: UUID | None, tier_name: str) -> Principal | None:
+    """Whose batch it is, in the batch tier unless its own is no better; None when the key is not good any more."""
+    keys = ApiKey.objects.filter(tenant_id=tenant_id)
+    api_key = keys.filter(public_id=key_public_id).first() if key_public_id else None
+    stored = find_stored_key(api_key.lookup_id) if api_key else None
+    now = timezone.now()
+    if stored is None or stored.revoked_at or stored.tenant_suspended_at:
+        return None
+    if stored.expires_at is not None and stored.expires_at <= now:
+        return None
+    tier = Tier.objects.filter(name=tier_name, rank__gt=stored.principal.tier.rank).first()
+    return replace(stored.principal, tier=tier_spec(tier)) if tier else stored.principal
 
 
 def find_membership(user: User, tenant_public_id: str | None) -> Membership | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import keys, usage
+from inference.api import batches, files, keys, usage
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -36,6 +36,12 @@ urlpatterns = [
     path("responses/<str:response_id>", response, name="response"),
     path("responses/<str:response_id>/cancel", cancel_response, name="cancel-response"),
     path("responses/<str:response_id>/input_items", list_input_items, name="response-input-items"),
+    path("files", files.files, name="files"),
+    path("files/<str:file_id>", files.file, name="file"),
+    path("files/<str:file_id>/content", files.file_content, name="file-content"),
+    path("batches", batches.batches, name="batches"),
+    path("batches/<str:batch_id>", batches.batch, name="batch"),
+    path("batches/<str:batch_id>/cancel", batches.cancel_batch, name="cancel-batch"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),

@@ -1,5 +1,6 @@
 from inference.models.adjustment import UsageAdjustment
 from inference.models.alert import Alert, AlertKind
+from inference.models.batch import Batch, BatchResult, BatchStatus, StoredFile
 from inference.models.conversation import Conversation, Exchange
 from inference.models.response import StoredResponse
 from inference.models.rollup import (
@@ -16,12 +17,16 @@ __all__ = [
     "LATENCY_STEP",
     "Alert",
     "AlertKind",
+    "Batch",
+    "BatchResult",
+    "BatchStatus",
     "Conversation",
     "Exchange",
     "LatencyDay",
     "LatencyMetric",
     "ParkedUsageEvent",
     "RecordedRequest",
+    "StoredFile",
     "StoredResponse",
     "UsageAdjustment",
     "UsageDay",

@@ -24,6 +24,11 @@ app.conf.beat_schedule = {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),
     },
+    "run-batches": {
+        "task": "inference.tasks.run_batches",
+        "schedule": 5.0,
+        "options": {"expires": 10.0},
+    },
     "delete-expired": {
         "task": "inference.tasks.delete_expired",
         "schedule": crontab(hour="3", minute="37"),

@@ -201,6 +201,10 @@ EMAIL_TIMEOUT = 15
 # --- what the API keeps ----------------------------------------------------------------------------
 RESPONSE_DAYS = env.number("WEIR_RESPONSE_DAYS", 30, least=1, most=3650)
 """So long can a stored response be fetched and continued."""
+FILE_MAX_MB = env.number("WEIR_FILE_MAX_MB", 64, least=1, most=200)
+FILES_PER_TENANT_MB = env.number("WEIR_FILES_PER_TENANT_MB", 1024, least=1, most=1_000_000)
+BATCH_TIER = env.text("WEIR_BATCH_TIER", "batch")
+"""In which the lines of batches run, where the key's own tier is better."""
 
 # --- background work -------------------------------------------------------------------------------
 # kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.

@@ -1,0 +1,203 @@
+"""Files and batches with the unmodified `openai` SDK; the runner is the one that Celery calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from django.utils import timezone
+
+from inference.batch_runner import run_batches
+from inference.models import Batch, BatchResult, UsageRecord
+from inference.services.usage import drain_usage_stream
+from tenants.models import Tenant
+from tenants.services import revoke_api_key
+from tests.e2e.site import ROOT
+from tests.factories import TEST, make_key, make_tenant, make_tier
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def tenant(transactional_db) -> Tenant:
+    return make_tenant()
+
+
+@pytest.fixture
+def key(tenant) -> Any:
+    return make_key(tenant)
+
+
+@pytest.fixture
+def client(sdk, key):
+    return sdk(key.secret)
+
+
+def line(number: int, model: str, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"line {number}"}]
+    return {
+        "custom_id": f"c{number}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": model, "messages": messages, "max_tokens": 4, "seed": number} | body,
+    }
+
+
+def begin(client, lines: list[Any], **more: Any):
+    content = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", **more
+    )
+
+
+def lines_of(client, file_id: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+
+
+def test_files_come_and_go(client, sdk):
+    first = client.files.create(file=("a.jsonl", b"{}\n"), purpose="batch")
+    second = client.files.create(file=("b.jsonl", b"{}\n{}\n"), purpose="batch")
+    assert (second.bytes, second.filename, second.object, second.purpose) == (6, "b.jsonl", "file", "batch")
+    assert [file.id for file in client.files.list()] == [second.id, first.id]
+    assert [file.id for file in client.files.list(limit=1)] == [second.id, first.id]
+    assert client.files.retrieve(first.id) == first
+    assert client.files.content(first.id).read() == b"{}\n"
+    outsider = sdk(make_key().secret)
+    for ask in (outsider.files.retrieve, outsider.files.content, outsider.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(first.id)
+    assert list(outsider.files.list()) == []
+    assert client.files.delete(first.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(first.id)
+
+
+def test_uploads_that_are_none(client, site, key):
+    for given in ({"purpose": "assistants"}, {"purpose": "batch", "extra_body": {}, "file": ("x", b"")}):
+        with pytest.raises(openai.BadRequestError):
+            client.files.create(**{"file": ("x", b"{}")} | given)
+    answer = httpx.post(
+        f"{site.url}/v1/files", headers={"Authorization": f"Bearer {key.secret}"}, json={}, timeout=60
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_batch_runs(client, model, tenant, key):
+    make_tier("batch")
+    batch = begin(
+        client, [line(1, model), line(2, model), line(3, model, temperature=9)], metadata={"a": "b"}
+    )
+    assert (batch.status, batch.metadata) == ("validating", {"a": "b"})
+    run_batches(budget_s=30)
+    done = client.batches.retrieve(batch.id)
+    assert done.status == "completed"
+    counts = done.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    assert done.in_progress_at
+    assert done.completed_at
+    out = lines_of(client, done.output_file_id)
+    assert [each["custom_id"] for each in out] == ["c1", "c2"]
+    for number, each in enumerate(out, 1):
+        body = each["response"]["body"]
+        assert each["response"]["status_code"] == 200
+        assert body["usage"]["completion_tokens"] == 4
+        direct = client.chat.completions.create(**line(number, model)["body"])
+        assert direct.choices[0].message.content == body["choices"][0]["message"]["content"]
+    (error,) = lines_of(client, done.error_file_id)
+    assert error["response"]["status_code"] == 400
+    assert error["response"]["body"]["error"]["param"].startswith("body.temperature")
+    drain_usage_stream()
+    rows = UsageRecord.objects.filter(tenant=tenant, endpoint="batches")
+    assert {(row.tier, str(row.key_public_id)) for row in rows} == {("batch", str(key.api_key.public_id))}
+    assert rows.count() == 2
+    assert [each.id for each in client.batches.list()] == [batch.id]
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["{"], "invalid_json_line"),
+        ([{"custom_id": "a"}], "invalid_json_line"),
+        (["", " "], "empty_file"),
+    ],
+)
+def test_a_bad_file_fails_the_batch(client, lines, code):
+    batch = begin(client, lines)
+    run_batches(budget_s=5)
+    failed = client.batches.retrieve(batch.id)
+    assert (failed.status, failed.errors.data[0].code) == ("failed", code)
+    assert failed.failed_at
+
+
+def test_mixed_models_and_ids_fail_it(client, model):
+    batch = begin(client, [line(1, model), line(1, "other")])
+    run_batches(budget_s=5)
+    codes = {each.code for each in client.batches.retrieve(batch.id).errors.data}
+    assert codes == {"duplicate_custom_id", "mismatched_model"}
+
+
+def test_cancelled(client, model):
+    batch = begin(client, [line(1, model), line(2, model)])
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    run_batches(budget_s=5)
+    cancelled = client.batches.retrieve(batch.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.cancelled_at
+    ended = begin(client, ["{"])
+    run_batches(budget_s=5)
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(ended.id)
+
+
+def test_expired(client, model, tenant):
+    batch = begin(client, [line(1, model)])
+    Batch.objects.filter(tenant=tenant).update(expires_at=timezone.now() - timedelta(seconds=1))
+    run_batches(budget_s=5)
+    expired = client.batches.retrieve(batch.id)
+    assert expired.status == "expired"
+    (error,) = lines_of(client, expired.error_file_id)
+    assert error["error"]["code"] == "batch_expired"
+
+
+def test_a_revoked_key_ends_it(client, model, key):
+    batch = begin(client, [line(1, model)])
+    revoke_api_key(actor=TEST, api_key=key.api_key)
+    run_batches(budget_s=5)
+    assert Batch.unscoped.get(batch_id=batch.id).failed == 1
+
+
+def test_fault_79_killed_in_mid_batch_each_line_is_run_once(client, site, model, tenant):
+    batch = begin(client, [line(number, model, max_tokens=30) for number in range(24)])
+    script = "import django; django.setup(); from inference.batch_runner import run_batches; run_batches()"
+    runner = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, env=site.env)
+    deadline = time.monotonic() + 60
+    while not BatchResult.objects.filter(tenant=tenant).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait(10)
+    before = BatchResult.objects.filter(tenant=tenant).count()
+    assert before < 24
+    for _ in range(20):
+        run_batches(budget_s=30)  # the lock of the dead one is free when its connection is
+        if (done := client.batches.retrieve(batch.id)).status == "completed":
+            break
+        time.sleep(0.2)
+    assert done.status == "completed"
+    assert (done.request_counts.completed, done.request_counts.failed) == (24, 0)
+    assert {each["custom_id"] for each in lines_of(client, done.output_file_id)} == {
+        f"c{number}" for number in range(24)
+    }
+    drain_usage_stream()
+    rows = UsageRecord.objects.filter(tenant=tenant, endpoint="batches")
+    assert (rows.count(), sum(row.completion_tokens for row in rows)) == (24, 24 * 30)
