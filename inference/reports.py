@@ -124,6 +124,12 @@ def usage_page(report: Report, *, limit: int, cursor: str | None = None) -> Page
     return Page(lines, _write_cursor(page[-1], report) if has_more else None)
 
 
+def has_latencies(report: Report) -> bool:
+    """Histograms are kept by day, and not by finish reason."""
+    asked = {*report.group_by, *(report.filters or {})}
+    return report.width is Width.DAY and Dimension.FINISH_REASON not in asked
+
+
 _NO_LATENCY: Final[dict[LatencyMetric, tuple[float | None, ...]]] = {
     metric: (None,) * len(SHARES) for metric in LatencyMetric
 }
@@ -167,8 +173,7 @@ def _after(names: Sequence[str], values: Sequence[Any]) -> Q:
 def _latencies(
     report: Report, page: Sequence[dict[str, Any]]
 ) -> dict[tuple[Any, ...], dict[LatencyMetric, tuple[float | None, ...]]] | None:
-    filtered = set(report.filters or {})
-    if report.width is Width.HOUR or Dimension.FINISH_REASON in {*report.group_by, *filtered} or not page:
+    if not page or not has_latencies(report):
         return None
     names = ["at", *report.group_by]
     rows = LatencyDay.objects.filter(

@@ -6,6 +6,7 @@ from celery import shared_task
 
 from inference import batch_runner
 from inference.services.alerts import mail_alerts, raise_alerts
+from inference.services.exports import write_exports
 from inference.services.files import delete_expired_files
 from inference.services.partitions import make_partitions_ahead
 from inference.services.responses import delete_expired_responses
@@ -42,3 +43,9 @@ def delete_expired() -> None:
 def run_batches() -> None:
     """Open batches; the timetable runs it every few seconds, and all but one return at once."""
     batch_runner.run_batches()
+
+
+@shared_task(name="inference.tasks.export", soft_time_limit=240, time_limit=270, ignore_result=True)
+def export() -> None:
+    """Reports that were asked for as files; the rows are the queue."""
+    write_exports()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import batches, files, keys, usage
+from inference.api import batches, exports, files, keys, usage
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -48,6 +48,9 @@ urlpatterns = [
     path("models/<path:model_id>", retrieve_model, name="model"),
     path("usage", usage.usage, name="usage-lines"),
     path("usage/costs", usage.costs, name="usage-costs"),
+    path("usage/exports", exports.exports, name="usage-exports"),
+    path("usage/exports/<str:export_id>", exports.retrieve, name="usage-export"),
+    path("usage/exports/<str:export_id>/content", exports.content, name="usage-export-content"),
     path("keys", keys.keys, name="api-keys"),
     path("keys/<str:key_id>/rotate", keys.rotate, name="rotate-api-key"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),

@@ -2,6 +2,7 @@ from inference.models.adjustment import UsageAdjustment
 from inference.models.alert import Alert, AlertKind
 from inference.models.batch import Batch, BatchResult, BatchStatus, StoredFile
 from inference.models.conversation import Conversation, Exchange
+from inference.models.export import ExportFile, ExportFormat, ExportState, UsageExport
 from inference.models.response import StoredResponse
 from inference.models.rollup import (
     LATENCY_STEP,
@@ -22,6 +23,9 @@ __all__ = [
     "BatchStatus",
     "Conversation",
     "Exchange",
+    "ExportFile",
+    "ExportFormat",
+    "ExportState",
     "LatencyDay",
     "LatencyMetric",
     "ParkedUsageEvent",
@@ -30,6 +34,7 @@ __all__ = [
     "StoredResponse",
     "UsageAdjustment",
     "UsageDay",
+    "UsageExport",
     "UsageHour",
     "UsageRecord",
     "percentile_ms",

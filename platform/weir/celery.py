@@ -20,6 +20,7 @@ app.conf.beat_schedule = {
         "options": {"expires": 10.0},
     },
     "alert": {"task": "inference.tasks.alert", "schedule": 60.0, "options": {"expires": 55.0}},
+    "export": {"task": "inference.tasks.export", "schedule": 5.0, "options": {"expires": 4.0}},
     "make-partitions": {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),

@@ -1,0 +1,88 @@
+"""`/v1/usage/exports`: reports as files, for spans too long to page through."""
+
+from __future__ import annotations
+
+from asgiref.sync import sync_to_async
+from django.http import HttpResponse, QueryDict
+
+from inference.api.endpoint import ApiCall, by_method, endpoint
+from inference.api.report_parameters import read_report
+from inference.downloads import export_response
+from inference.errors import Conflict, NotFound, RateLimited
+from inference.models import ExportFormat, UsageExport
+from inference.reports import Dimension
+from inference.schemas.exports import ExportList, NewExport, export_object
+from inference.services.exports import (
+    ExportNotFound,
+    TooManyExports,
+    content_of,
+    create_export,
+    get_export,
+    list_exports,
+)
+from tenants.client_address import client_address
+from tenants.models import Tenant
+from tenants.principal import Scope
+from tenants.selectors import get_api_key
+from tenants.services import Actor
+
+
+@endpoint("GET", scope=Scope.USAGE_READ)
+async def _list(call: ApiCall) -> HttpResponse:
+    rows = await sync_to_async(list_exports)(call.principal.tenant_id)
+    return call.respond(ExportList([export_object(row) for row in rows]))
+
+
+@endpoint("POST", scope=Scope.USAGE_READ)
+async def _create(call: ApiCall) -> HttpResponse:
+    asked = call.read(NewExport)
+    try:
+        export = await sync_to_async(_created)(call, asked)
+    except TooManyExports as error:
+        raise RateLimited(
+            f"{error}: ask again when one is done.", kind="requests", retry_after_ms=10_000
+        ) from None
+    return call.respond(export_object(export), status=202)
+
+
+exports = by_method(GET=_list, POST=_create)
+
+
+@endpoint("GET", scope=Scope.USAGE_READ)
+async def retrieve(call: ApiCall, *, export_id: str) -> HttpResponse:
+    return call.respond(export_object(await _export(call, export_id)))
+
+
+@endpoint("GET", scope=Scope.USAGE_READ)
+async def content(call: ApiCall, *, export_id: str) -> HttpResponse:
+    export = await _export(call, export_id)
+    file = await sync_to_async(content_of)(export)
+    if file is None:
+        raise Conflict(f"This export is {export.state}: it has no file.", code="export_not_ready")
+    return export_response(export, file)
+
+
+async def _export(call: ApiCall, export_id: str) -> UsageExport:
+    try:
+        return await sync_to_async(get_export)(call.principal.tenant_id, export_id)
+    except ExportNotFound:
+        raise NotFound("There is no such export.", code="export_not_found") from None
+
+
+def _created(call: ApiCall, asked: NewExport) -> UsageExport:
+    parameters = QueryDict(mutable=True)
+    parameters["bucket_width"], parameters["group_by"] = asked.bucket_width, ",".join(asked.group_by)
+    for name in ("start", "end"):
+        if (moment := getattr(asked, name)) is not None:
+            parameters[name] = str(moment)
+    for dimension in Dimension:
+        parameters.setlist(dimension, getattr(asked, dimension))
+    report = read_report(parameters, call.principal)
+    assert call.principal.key_public_id is not None
+    api_key = get_api_key(call.principal, call.principal.key_public_id)
+    return create_export(
+        actor=Actor.key(api_key, ip_address=client_address(call.request)),
+        tenant=Tenant.objects.get(pk=call.principal.tenant_id),
+        report=report,
+        format=ExportFormat(asked.format),
+    )

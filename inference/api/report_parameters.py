@@ -1,0 +1,78 @@
+"""What a report is asked for with: the parameters of `/v1/usage`, its siblings and exports."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import Final, TypeVar
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.http import QueryDict
+
+from inference.errors import InvalidRequest
+from inference.reports import Dimension, Report, Width
+from tenants.principal import Principal
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_SPAN: Final = timedelta(days=30)
+_SPAN_MAX: Final = timedelta(days=3660)
+
+
+def read_report(asked: QueryDict, principal: Principal) -> Report:
+    """The report that these parameters ask for. Raises InvalidRequest."""
+    zone = ZoneInfo(principal.zone)
+    width = read_choice(Width, asked.get("bucket_width", Width.DAY), "bucket_width")
+    local: tzinfo = UTC if width is Width.HOUR else zone
+    now = datetime.now(local)
+    until = _moment(asked.get("end"), "end", local) or now + timedelta(days=1)
+    since = _moment(asked.get("start"), "start", local) or until - _SPAN
+    if not timedelta(0) < until - since <= _SPAN_MAX:
+        raise InvalidRequest(f"'start' comes before 'end', by at most {_SPAN_MAX.days} days.", param="start")
+    names = [name for name in asked.get("group_by", "").split(",") if name]
+    group_by = tuple(dict.fromkeys(read_choice(Dimension, name, "group_by") for name in names))
+    filters = {
+        dimension: _ids(values, dimension) for dimension in Dimension if (values := asked.getlist(dimension))
+    }
+    return Report(principal.tenant_id, since, until, width, group_by, filters)
+
+
+def _ids(values: list[str], dimension: Dimension) -> list[str]:
+    if dimension in (Dimension.PROJECT, Dimension.KEY):
+        try:
+            return [str(UUID(value)) for value in values]
+        except ValueError:
+            raise InvalidRequest(f"'{dimension}' is an id.", param=dimension) from None
+    if any("\x00" in value for value in values):
+        raise InvalidRequest(f"'{dimension}' holds a NUL.", param=dimension)
+    return values
+
+
+def _moment(text: str | None, name: str, zone: tzinfo) -> datetime | None:
+    """Unix seconds, or a date or time of ISO 8601; in the report's zone."""
+    if text is None:
+        return None
+    try:
+        if text.isdecimal():
+            return datetime.fromtimestamp(int(text), tz=zone)
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=zone) if moment.tzinfo is None else moment.astimezone(zone)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequest(
+            f"'{name}' is a date (2026-11-29), a time of ISO 8601, or Unix seconds.", param=name
+        ) from None
+
+
+def read_choice(kind: type[_Choice], text: str, name: str) -> _Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidRequest(f"'{name}' is one of {', '.join(kind)}.", param=name) from None
+
+
+def read_number(text: str | None, name: str, *, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise InvalidRequest(f"'{name}' is a whole number.", param=name)
+    return int(text)
