@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from uuid import UUID
 
 from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
-from inference.models import UsageDay, UsageRecord
+from inference.models import LatencyDay, LatencyMetric, UsageDay, UsageRecord, percentile_ms
 from tenants.models import Tenant
 
 
@@ -84,11 +85,43 @@ def recent_requests(tenant: Tenant, *, limit: int) -> list[UsageRecord]:
     return list(UsageRecord.objects.filter(tenant=tenant).order_by("-created_at", "-id")[:limit])
 
 
-def usage_by_day_and_model(tenant: Tenant, *, days: int, now: datetime | None = None) -> list[DayOfModel]:
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a month's requests went so far."""
+
+    failed_percent: float | None
+    """Ended by an error or at their deadline, of all; None without requests."""
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+
+
+def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
+    """Two queries, of roll-ups."""
+    this_month = Q(day__gte=today_of(tenant, now).replace(day=1))
+    counts = UsageDay.objects.filter(this_month, tenant=tenant).aggregate(
+        every=Sum("requests", default=0), failed=Sum("requests", filter=_FAILED, default=0)
+    )
+    buckets = LatencyDay.objects.filter(this_month, tenant=tenant, metric=LatencyMetric.TTFT)
+    histogram = {row["bucket"]: int(row["n"]) for row in buckets.values("bucket").annotate(n=Sum("requests"))}
+    return Health(
+        failed_percent=100 * counts["failed"] / counts["every"] if counts["every"] else None,
+        ttft_p50_ms=percentile_ms(histogram, 0.5),
+        ttft_p95_ms=percentile_ms(histogram, 0.95),
+    )
+
+
+def usage_by_day_and_model(
+    tenant: Tenant, *, days: int, model: str = "", key: UUID | None = None, now: datetime | None = None
+) -> list[DayOfModel]:
     """One row per day and model of the last `days` days, today included; newest day first, busiest model first."""
     since = today_of(tenant, now) - timedelta(days=days - 1)
+    narrowed = Q(day__gte=since)
+    if model:
+        narrowed &= Q(model=model)
+    if key:
+        narrowed &= Q(key_public_id=key)
     rows = (
-        UsageDay.objects.filter(tenant=tenant, day__gte=since)
+        UsageDay.objects.filter(narrowed, tenant=tenant)
         .values("day", "model")
         .annotate(
             all_requests=Sum("requests"),

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inference import chat_views, health, views
+from inference import chat_views, health, usage_views, views
 from inference.operator_api import live_state
 
 urlpatterns = [
@@ -14,7 +14,10 @@ urlpatterns = [
     path("operator/live", live_state, name="live_state"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),
     path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
-    path("t/<uuid:tenant_id>/usage/", views.usage, name="usage"),
+    path("t/<uuid:tenant_id>/usage/", usage_views.usage, name="usage"),
+    path("t/<uuid:tenant_id>/usage.csv", usage_views.usage_csv, name="usage_csv"),
+    path("t/<uuid:tenant_id>/requests/", usage_views.request_log, name="requests"),
+    path("t/<uuid:tenant_id>/requests/<str:request_id>/", usage_views.request_page, name="request"),
     path("t/<uuid:tenant_id>/chat/", chat_views.chat, name="chat"),
     path("t/<uuid:tenant_id>/chat/conversations/", chat_views.conversation_list, name="conversations"),
     path(

@@ -1,4 +1,4 @@
-"""The console's pages about inference: start page, docs, overview, usage."""
+"""The console's pages about inference: start page, docs, overview."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from django.views.decorators.http import require_safe
 from inference import selectors
 from inference.fleet import served_models
 from tenants.console import Console, last_console, tenant_page
-from tenants.quotas.gauges import limits_left
+from tenants.quotas.gauges import forecast, limits_left
 from tenants.selectors import api_key_names
 
 _RECENT_REQUESTS = 15
-_USAGE_SPANS = (7, 30, 90)
 
 
 def api_example(request: HttpRequest) -> dict[str, Any]:
@@ -59,7 +58,8 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         "section": "overview",
         "today": today,
         "month": month,
-        "limits": limits_left(console.principal()),
+        "health": selectors.month_health(console.tenant),
+        "limits": forecast(limits_left(console.principal()), console.tenant),
         "requests": [(record, record.key_public_id and names.get(record.key_public_id)) for record in recent],
         **api_example(request),
     }
@@ -70,22 +70,5 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
 @tenant_page
 def limits(request: HttpRequest, console: Console) -> HttpResponse:
     """The overview's gauges alone, for their refresh."""
-    context = {"console": console, "limits": limits_left(console.principal())}
+    context = {"console": console, "limits": forecast(limits_left(console.principal()), console.tenant)}
     return render(request, "inference/limits.html", context)
-
-
-@require_safe
-@tenant_page
-def usage(request: HttpRequest, console: Console) -> HttpResponse:
-    asked = request.GET.get("days", "")
-    days = int(asked) if asked.isdecimal() and int(asked) in _USAGE_SPANS else _USAGE_SPANS[1]
-    rows = selectors.usage_by_day_and_model(console.tenant, days=days)
-    context = {
-        "console": console,
-        "section": "usage",
-        "days": days,
-        "spans": _USAGE_SPANS,
-        "rows": rows,
-        "total": selectors.total(rows),
-    }
-    return render(request, "inference/usage.html", context)

@@ -19,4 +19,5 @@ urlpatterns = [
     path("logout/", LogoutView.as_view(next_page="home"), name="logout"),
     path("t/<uuid:tenant_id>/keys/", views.keys, name="keys"),
     path("t/<uuid:tenant_id>/keys/<uuid:key_id>/revoke/", views.revoke_key, name="revoke_key"),
+    path("t/<uuid:tenant_id>/keys/<uuid:key_id>/rotate/", views.rotate_key, name="rotate_key"),
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
+from secrets import token_urlsafe
+from typing import Any, Final
 from uuid import UUID
 
 from django.contrib import messages
@@ -16,7 +18,10 @@ from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.forms import NewKeyForm
 from tenants.selectors import ApiKeyNotFound, get_api_key, list_api_keys
-from tenants.services import Actor, issue_api_key, revoke_api_key
+from tenants.services import Actor, RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
+
+_OVERLAPS: Final = {"0": "at once", "1": "in an hour", "24": "in a day", "168": "in a week"}
+"""Hours, as the form sends them."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -58,6 +63,44 @@ def revoke_key(request: HttpRequest, console: Console, key_id: UUID) -> HttpResp
     in_dialog = "HX-Request" in request.headers
     template = "tenants/revoke_key_form.html" if in_dialog else "tenants/revoke_key.html"
     return render(request, template, {"console": console, "section": "keys", "key": api_key})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@tenant_page
+def rotate_key(request: HttpRequest, console: Console, key_id: UUID) -> HttpResponse:
+    """Asks first, then gives the key a new secret; its answer is the only page that ever shows it.
+
+    The form carries the rotation's id: sent twice, it rotates once and shows the same secret.
+    """
+    _require_key_manager(console)
+    try:
+        api_key = get_api_key(console.principal(), str(key_id))
+    except ApiKeyNotFound:
+        raise Http404 from None
+    if request.method != "POST":
+        in_dialog = "HX-Request" in request.headers
+        template = "tenants/rotate_key_form.html" if in_dialog else "tenants/rotate_key.html"
+        context = {
+            "console": console,
+            "section": "keys",
+            "key": api_key,
+            "rotation_id": token_urlsafe(32),
+            "overlaps": _OVERLAPS,
+        }
+        return render(request, template, context)
+    hours = request.POST.get("overlap_h", "")
+    try:
+        issued = rotate_api_key(
+            actor=_actor(request, console),
+            api_key=api_key,
+            rotation_id=request.POST.get("rotation_id", ""),
+            overlap=timedelta(hours=int(hours) if hours in _OVERLAPS else 24),
+        )
+    except (RotationUnderway, ValidationError) as error:
+        reason = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+        messages.error(request, f"“{api_key.name}” was not rotated: {reason}")
+        return redirect("keys", console.tenant.public_id)
+    return _keys_page(request, console, form=NewKeyForm(), issued=issued.api_key, secret=issued.secret)
 
 
 def _keys_page(request: HttpRequest, console: Console, **context: Any) -> HttpResponse:

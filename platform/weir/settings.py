@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import dj_database_url
 import dj_email_url
 from django.templatetags.static import static
+from django.urls import reverse_lazy
 
 from weir import places
 from weir.csp import STRICT
@@ -114,6 +115,10 @@ UNFOLD = {
     "SITE_HEADER": "Weir",
     "SITE_SUBHEADER": "Operator",
     "SITE_URL": "/",
+    "SITE_DROPDOWN": [
+        {"icon": "monitoring", "title": "Live: workers, queues", "link": reverse_lazy("admin_live")},
+        {"icon": "terminal", "title": "Console", "link": "/"},
+    ],
     "SITE_ICON": lambda request: static("weir/logo.svg"),
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("weir/logo.svg")}

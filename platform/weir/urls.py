@@ -4,11 +4,14 @@ from django.contrib import admin
 from django.urls import include, path
 
 from inference.api.urls import no_such_route
+from inference.operator_views import dead_letter, live_page
 
 urlpatterns = [
     path("v1/", include("inference.api.urls")),
     path("v1", no_such_route),  # an API client gets JSON, not a redirect
     path("", include("inference.urls")),
     path("", include("tenants.urls")),
+    path("admin/live/", admin.site.admin_view(live_page), name="admin_live"),
+    path("admin/live/dead-letter/", admin.site.admin_view(dead_letter), name="admin_dead_letter"),
     path("admin/", admin.site.urls),
 ]

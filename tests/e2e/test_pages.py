@@ -15,7 +15,7 @@ from inference.services.partitions import ensure_partitions
 from tenants.principal import LimitMetric
 from tests.e2e.conftest import Visitor
 from tests.e2e.site import MODEL, Site
-from tests.factories import Cast, make_key, make_tenant, set_limit
+from tests.factories import PASSWORD, Cast, make_key, make_tenant, set_limit
 
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
 
@@ -56,17 +56,22 @@ def busy_tenant(cast: Cast) -> str:
 @pytest.mark.parametrize("screen", SCREENS)
 def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], site: Site, cast: Cast, screen: str):
     base = site.do(lambda: busy_tenant(cast))
+    key_id = site.do(lambda: make_key(cast.tenant).api_key.public_id)
     visitor = visit(*SCREENS[screen])
     page = visitor.page
     signed_out = {"start": "/", "sign-in": "/login/", "docs-public": "/docs"}
     signed_in = {
-        "overview": base, "keys": f"{base}keys/", "usage": f"{base}usage/", "chat": f"{base}chat/", "docs": "/docs",
+        "overview": base, "keys": f"{base}keys/", "usage": f"{base}usage/", "requests": f"{base}requests/",
+        "request": f"{base}requests/{cast.tenant.public_id}-7/", "rotate": f"{base}keys/{key_id}/rotate/",
+        "chat": f"{base}chat/", "docs": "/docs",
     }  # fmt: skip
     for name, path in (signed_out | signed_in).items():
         if name == "overview":
             visitor.sign_in(cast.owner.email)
         page.goto(path)
         expect(page.locator("h1")).to_have_count(1)
+        if name == "usage":
+            page.locator("#usage-chart canvas").wait_for()
         if name == "chat":
             page.locator('#connection[data-state="open"]').wait_for()
         visitor.shoot(f"{name}-{screen}", full_page=name != "chat")
@@ -166,3 +171,25 @@ def test_gauges_refresh_while_they_are_seen(visit: Callable[..., Visitor], site:
     expect(page.get_by_text("50 of 50")).to_be_visible()
     site.do(lambda: set_limit(cast.tenant, LimitMetric.REQUESTS, 70))
     expect(page.get_by_text("of 70")).to_be_visible(timeout=20_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_operators_live_page_is_fresh_and_says_when_it_is_not(
+    visit: Callable[..., Visitor], site: Site, cast: Cast, scheme: str
+):
+    visitor = visit(scheme=scheme)
+    page = visitor.page
+    page.goto("/login/?next=/admin/live/")
+    page.get_by_label("E-mail address").fill(cast.operator.email)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.locator("main").get_by_role("button", name="Sign in").click()
+    workers = page.get_by_role("region", name="Workers, scrollable")
+    expect(workers).to_contain_text(MODEL)
+    visitor.shoot(f"live-{scheme}")
+    violations = Axe().run(page, context=".live", options={"runOnly": ["wcag2a", "wcag2aa", "wcag22aa"]})
+    assert violations.violations_count == 0, violations.generate_report()
+    page.route("**/admin/live/?part", lambda route: route.abort())
+    expect(page.get_by_text("The connection is lost: these figures are old")).to_be_visible(timeout=10_000)
+    page.unroute("**/admin/live/?part")
+    expect(page.locator("#live-state")).to_have_text("Live", timeout=10_000)
+    visitor.complaints[:] = [text for text in visitor.complaints if "ERR_FAILED" not in text]

@@ -19,7 +19,7 @@ from tenants.principal import LimitMetric
 from tenants.services import add_member, suspend_tenant
 from tests.factories import TEST, Cast, make_cast, make_key, make_tenant, make_user, set_limit
 
-PAGES = ["overview", "limits", "usage", "chat", "keys"]
+PAGES = ["overview", "limits", "usage", "usage_csv", "requests", "chat", "conversations", "keys"]
 _ids = count(1)
 
 
@@ -74,7 +74,9 @@ def test_who_sees_a_tenants_page(cast: Cast, page: str):
     assert signed_in(cast.owner).get(reverse(page, args=[uuid4()])).status_code == 404
 
 
-@pytest.mark.parametrize("page", ["overview", "limits", "usage", "chat"])
+@pytest.mark.parametrize(
+    "page", ["overview", "limits", "usage", "usage_csv", "requests", "chat", "conversations"]
+)
 def test_pages_that_only_read_refuse_a_post(cast: Cast, page: str):
     assert signed_in(cast.owner).post(reverse(page, args=[cast.tenant.public_id])).status_code == 405
 
@@ -199,7 +201,7 @@ def test_names_from_people_are_text(cast: Cast):
     assert "<i>" not in page
 
 
-@pytest.mark.parametrize("page", ["overview", "usage", "chat"])
+@pytest.mark.parametrize("page", ["overview", "usage", "requests", "chat"])
 def test_queries_do_not_grow_with_the_tenant(cast: Cast, page: str, django_assert_max_num_queries):
     keys = [make_key(cast.tenant).api_key for _ in range(5)]
     for number in range(25):
@@ -209,5 +211,5 @@ def test_queries_do_not_grow_with_the_tenant(cast: Cast, page: str, django_asser
     client = signed_in(cast.owner)
     url = reverse(page, args=[cast.tenant.public_id])
     client.get(url)
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         assert client.get(url).status_code == 200

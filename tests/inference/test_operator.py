@@ -12,8 +12,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from engine_worker.broker import GatewayBroker, Held, WorkerBroker
+from engine_worker.broker import GatewayBroker, Held, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, SamplingParams
+from tenants.models import AuditEntry
 from tests.engine_worker.broker.driving import card, publish, status, tokens
 from tests.factories import make_key, make_operator, make_tenant, make_user
 
@@ -123,3 +124,55 @@ def test_the_command_lists_queues_again_and_drops(dead):
 def test_the_command_asks_for_what_it_needs(arguments):
     with pytest.raises(CommandError):
         run(*arguments)
+
+
+LIVE = "/admin/live/"
+
+
+@pytest.mark.django_db
+def test_the_live_page_names_what_waits_and_acts_on_the_dead(dead):
+    model, request_id = dead
+    tenant = make_tenant("<b>Ministry</b>")
+    asyncio.run(_given_to(model, request_id, str(tenant.public_id)))
+    browser = Client()
+    browser.force_login(make_operator())
+    page = browser.get(LIVE).content.decode()
+    assert model in page
+    assert "engine_failed: It broke." in page
+    assert "&lt;b&gt;Ministry" in page
+    assert "<b>Ministry" not in page
+    assert "<html" not in browser.get(LIVE + "?part").content.decode()
+    letter = {"model": model, "request_id": request_id, "tenant": str(tenant.public_id)}
+    elsewhere = {**letter, "tenant": str(make_tenant().public_id), "verb": "drop"}
+    assert "is unknown" in browser.post(LIVE + "dead-letter/", elsewhere, follow=True).content.decode()
+    assert browser.post(LIVE + "dead-letter/", {**letter, "verb": "steal"}).status_code == 404
+    done = browser.post(LIVE + "dead-letter/", {**letter, "verb": "requeue"}, follow=True).content.decode()
+    assert f"{request_id} is queued again" in done
+    again = browser.post(LIVE + "dead-letter/", {**letter, "verb": "drop"}, follow=True).content.decode()
+    assert f"{request_id} is not dead" in again
+    (entry,) = AuditEntry.objects.filter(tenant=tenant, action__startswith="dead_letter.")
+    assert (entry.action, entry.after) == (
+        "dead_letter.requeue",
+        {"model": model, "request_id": request_id},
+    )
+
+
+async def _given_to(model: str, request_id: str, tenant_id: str) -> None:
+    """As if that tenant had sent it."""
+    gateway = GatewayBroker(settings.REDIS_URL, timeout_s=5)
+    await gateway._redis.hset(keys.model_prefix(model) + "req:" + request_id, "tenant", tenant_id)
+    await gateway.aclose()
+
+
+@pytest.mark.django_db
+def test_only_staff_see_the_live_page_and_only_superusers_act():
+    assert Client().get(LIVE).status_code == 302
+    person, staff = Client(), Client()
+    person.force_login(make_user())
+    assert person.get(LIVE).status_code == 302
+    staff.force_login(make_user(is_staff=True))
+    assert staff.get(LIVE).status_code == 200
+    letter = {"model": "m", "request_id": "r", "tenant": str(make_tenant().public_id), "verb": "drop"}
+    assert staff.post(LIVE + "dead-letter/", letter).status_code == 403
+    assert person.post(LIVE + "dead-letter/", letter).status_code == 302
+    assert not AuditEntry.unscoped.filter(action__startswith="dead_letter.").exists()

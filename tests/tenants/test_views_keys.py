@@ -134,3 +134,38 @@ def test_the_list_costs_the_same_for_many_keys(cast: Cast, django_assert_max_num
     client.get(keys_url(cast))
     with django_assert_max_num_queries(6):
         assert client.get(keys_url(cast)).status_code == 200
+
+
+def test_a_rotation_shows_a_new_secret_once_and_only_its_id_does_it_again(cast: Cast):
+    issued = make_key(cast.tenant, name="bot")
+    url = reverse("rotate_key", args=[cast.tenant.public_id, issued.api_key.public_id])
+    owner = signed_in(cast.owner)
+    asked = owner.get(url)
+    rotation_id = re.search(r'name="rotation_id" value="([^"]+)"', asked.content.decode())
+    assert rotation_id
+    form = {"rotation_id": rotation_id[1], "overlap_h": "1"}
+    first = SECRET.search(owner.post(url, form).content.decode())
+    again = SECRET.search(owner.post(url, form).content.decode())
+    assert first
+    assert again
+    assert first[0] == again[0] != issued.secret
+    assert first[0] not in owner.get(keys_url(cast)).content.decode()
+    assert "old secret until" in owner.get(keys_url(cast)).content.decode()
+    other = owner.post(url, {"rotation_id": "x" * 40, "overlap_h": "1"}, follow=True).content.decode()
+    assert "was not rotated" in other
+    assert not SECRET.search(other)
+    assert AuditEntry.objects.filter(tenant=cast.tenant, action="key.rotated").count() == 1
+
+
+def test_who_may_rotate(cast: Cast):
+    key = make_key(cast.tenant).api_key
+    url = reverse("rotate_key", args=[cast.tenant.public_id, key.public_id])
+    for client, status in (
+        (member_with(cast, Role.ADMIN), 200),
+        (member_with(cast, Role.VIEWER), 403),
+        (signed_in(cast.outsider), 404),
+    ):
+        assert client.get(url).status_code == status
+    elsewhere = reverse("rotate_key", args=[cast.other_tenant.public_id, key.public_id])
+    assert signed_in(cast.outsider).post(elsewhere, {"rotation_id": "x" * 40}).status_code == 404
+    assert ApiKey.objects.get(tenant=cast.tenant, pk=key.pk).rotation_digest is None

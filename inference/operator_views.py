@@ -1,0 +1,148 @@
+"""The operator's live page: workers, queues, the dead. A person's view of what operator_api gives as JSON."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
+from engine_worker.broker.operator import DeadLetter, ModelQueue
+from engine_worker.protocol import Rung
+from inference.operator_api import read_live_state
+from tenants.admin.base import actor_of
+from tenants.models import Tenant, Tier
+from tenants.services import record_audit
+
+_RUNGS: dict[Rung, str] = {
+    rung: rung.name.replace("_", " ").lower() for rung in Rung if rung is not Rung.NONE
+}
+
+
+@never_cache
+@require_safe
+def live_page(request: HttpRequest) -> HttpResponse:
+    """`?part` gives the figures alone, for their refresh."""
+    context: dict[str, Any] = {"may_act": request.user.is_superuser, "state": None}
+    with suppress(BrokerUnavailable):  # the page says so
+        context["state"] = _named(async_to_sync(read_live_state)())
+    if "part" in request.GET:
+        return render(request, "admin/live_part.html", context)
+    return render(
+        request, "admin/live.html", {**admin.site.each_context(request), "title": "Live", **context}
+    )
+
+
+@require_POST
+def dead_letter(request: HttpRequest) -> HttpResponse:
+    """Queues a dead request again, or lets it go."""
+    if not request.user.is_superuser:
+        raise PermissionDenied
+    verb = request.POST.get("verb", "")
+    model, request_id = request.POST.get("model", ""), request.POST.get("request_id", "")
+    tenant = _tenant_or_none(request.POST.get("tenant", ""))
+    if verb not in ("requeue", "drop") or tenant is None:
+        raise Http404
+    try:
+        with transaction.atomic():
+            done = async_to_sync(_act)(verb, model, request_id, str(tenant.public_id))
+            if done:
+                record_audit(
+                    actor=actor_of(request),
+                    action=f"dead_letter.{verb}",
+                    tenant=tenant,
+                    target=tenant,
+                    after={"model": model, "request_id": request_id},
+                )
+    except UnknownRequest:
+        messages.error(request, f"{request_id} is unknown, or its day is over.")
+    except BrokerUnavailable:
+        messages.error(request, "The queue can't be reached; nothing was changed.")
+    else:
+        words = {"requeue": "is queued again", "drop": "is dropped"}[verb] if done else "is not dead"
+        messages.info(request, f"{request_id} {words}.")
+    return redirect("admin_live")
+
+
+async def _act(verb: str, model: str, request_id: str, tenant_id: str) -> bool:
+    operator = OperatorBroker(settings.REDIS_URL)
+    try:
+        letters = await operator.dead_letters(model, limit=10_000)
+        letter = next((letter for letter in letters if letter.request_id == request_id), None)
+        if letter is None:
+            return False
+        if letter.tenant_id != tenant_id:
+            raise UnknownRequest(request_id)
+        return await (operator.requeue if verb == "requeue" else operator.drop)(model, request_id)
+    finally:
+        await operator.aclose()
+
+
+def _tenant_or_none(public_id: str) -> Tenant | None:
+    try:
+        return Tenant.objects.filter(public_id=UUID(public_id)).first()
+    except ValueError:
+        return None
+
+
+def _named(state: dict[str, Any]) -> dict[str, Any]:
+    """With the names of tiers and tenants, and times that a template can write. Two queries."""
+    queues: list[ModelQueue] = state["models"]
+    dead: list[DeadLetter] = state["dead_letters"]
+    ids = {line.tenant_id for queue in queues for tier in queue.tiers for line in tier.tenants}
+    ids |= {letter.tenant_id for letter in dead}
+    known = {public_id for text in ids if (public_id := _uuid_or_none(text))}
+    tenants = {str(row.public_id): row for row in Tenant.objects.filter(public_id__in=known)}
+    tiers = dict(Tier.objects.values_list("rank", "name"))
+    return {
+        "workers": [
+            {
+                "status": worker,
+                "rung": _RUNGS.get(Rung(worker.rung), ""),
+                "updated_at": datetime.fromtimestamp(worker.updated_at_ms / 1000, tz=UTC),
+            }
+            for worker in state["workers"]
+        ],
+        "queues": [
+            {
+                "queue": queue,
+                "tiers": [
+                    {
+                        "tier": tier,
+                        "name": tiers.get(tier.rank, f"rank {tier.rank}"),
+                        "lines": [
+                            {"line": line, "tenant": tenants.get(line.tenant_id)} for line in tier.tenants
+                        ],
+                    }
+                    for tier in queue.tiers
+                ],
+            }
+            for queue in queues
+        ],
+        "dead": [
+            {
+                "letter": letter,
+                "tenant": tenants.get(letter.tenant_id),
+                "died_at": datetime.fromtimestamp(letter.died_at_ms / 1000, tz=UTC),
+            }
+            for letter in dead
+        ],
+    }
+
+
+def _uuid_or_none(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,111 @@
+"""A tenant's request log: the ledger's rows, newest first, found by the last row of the page before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from django.db.models import Q
+from django.utils import timezone
+
+from inference.models import UsageDay, UsageRecord
+from tenants.models import Tenant
+
+PAGE = 50
+
+
+class Ending(StrEnum):
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+_REASONS: Mapping[Ending, tuple[str, ...]] = {
+    Ending.STOPPED: ("cancelled",),
+    Ending.FAILED: ("error", "deadline"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the log is narrowed to; empty is all."""
+
+    ending: Ending | None = None
+    model: str = ""
+    key: UUID | None = None
+
+
+def log_page(
+    tenant: Tenant, wanted: Wanted, *, before: str = "", limit: int = PAGE
+) -> tuple[list[UsageRecord], str]:
+    """One page and, where more follow, the cursor to them. A cursor that is none of ours begins at the newest."""
+    rows = UsageRecord.objects.filter(tenant=tenant)
+    if wanted.ending is Ending.COMPLETE:
+        rows = rows.exclude(finish_reason__in=[reason for every in _REASONS.values() for reason in every])
+    elif wanted.ending is not None:
+        rows = rows.filter(finish_reason__in=_REASONS[wanted.ending])
+    if wanted.model:
+        rows = rows.filter(model=wanted.model)
+    if wanted.key:
+        rows = rows.filter(key_public_id=wanted.key)
+    if last := _read_cursor(before):
+        moment, row_id = last
+        # The first condition alone lets the index and the partitions be used.
+        rows = rows.filter(created_at__lte=moment).filter(
+            Q(created_at__lt=moment) | Q(created_at=moment, id__lt=row_id)
+        )
+    page = list(rows.order_by("-created_at", "-id")[: limit + 1])
+    more = len(page) > limit
+    page = page[:limit]
+    return page, f"{page[-1].created_at.isoformat()}_{page[-1].id}" if more else ""
+
+
+def find_record(tenant: Tenant, request_id: str) -> UsageRecord | None:
+    return UsageRecord.objects.filter(tenant=tenant, request_id=request_id).first()
+
+
+def models_and_keys(tenant: Tenant, *, days: int) -> tuple[list[str], list[UUID]]:
+    """What the tenant used lately: the choices to narrow by."""
+    rows = UsageDay.objects.filter(tenant=tenant, day__gte=timezone.now().date() - timedelta(days=days))
+    models = rows.exclude(model="").values_list("model", flat=True).distinct().order_by("model")
+    keys = rows.exclude(key_public_id=None).values_list("key_public_id", flat=True).distinct()
+    return list(models), [key for key in keys if key is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step of a request's life."""
+
+    name: str
+    at: datetime | None
+    after: timedelta | None
+    """Since the step before that is known."""
+
+
+def timeline(record: UsageRecord) -> list[Moment]:
+    steps = (
+        ("Accepted", record.created_at),
+        ("Claimed by a worker", record.claimed_at),
+        ("First token", record.first_token_at),
+        ("Finished", record.finished_at),
+    )
+    moments: list[Moment] = []
+    last: datetime | None = None
+    for name, at in steps:
+        moments.append(Moment(name, at, at - last if at and last else None))
+        last = at or last
+    return moments
+
+
+def _read_cursor(text: str) -> tuple[datetime, int] | None:
+    moment, _, row_id = text.rpartition("_")
+    try:
+        at = datetime.fromisoformat(moment)
+    except ValueError:
+        return None
+    if at.tzinfo is None or not row_id.isdecimal() or len(row_id) > 18:
+        return None
+    return at, int(row_id)

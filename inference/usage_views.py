@@ -1,0 +1,147 @@
+"""The console's pages about what was used: by day, and request by request."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from inference import selectors
+from inference.request_log import Ending, Wanted, find_record, log_page, models_and_keys, timeline
+from inference.selectors import DayOfModel
+from tenants.console import Console, tenant_page
+from tenants.selectors import api_key_names
+
+_SPANS = (7, 30, 90)
+_CHOICES_DAYS = 90
+
+
+def _wanted(request: HttpRequest) -> Wanted:
+    """From the address; what is not understood there narrows nothing."""
+    asked = request.GET
+    ending = asked.get("end", "")
+    try:
+        key = UUID(asked.get("key", ""))
+    except ValueError:
+        key = None
+    return Wanted(
+        ending=Ending(ending) if ending in list(Ending) else None,
+        model=asked.get("model", "").replace("\0", "")[:200],
+        key=key,
+    )
+
+
+def _days(request: HttpRequest) -> int:
+    asked = request.GET.get("days", "")
+    return int(asked) if asked.isdecimal() and int(asked) in _SPANS else _SPANS[1]
+
+
+def _choices(console: Console) -> dict[str, Any]:
+    models, keys = models_and_keys(console.tenant, days=_CHOICES_DAYS)
+    names = api_key_names(console.tenant, keys)
+    return {"models": models, "keys": sorted(names.items(), key=lambda item: item[1].lower())}
+
+
+@require_safe
+@tenant_page
+def usage(request: HttpRequest, console: Console) -> HttpResponse:
+    days, wanted = _days(request), _wanted(request)
+    rows = selectors.usage_by_day_and_model(console.tenant, days=days, model=wanted.model, key=wanted.key)
+    narrowed = {"model": wanted.model, "key": wanted.key or ""}
+    context = {
+        "console": console,
+        "section": "usage",
+        "days": days,
+        "spans": [(span, urlencode({"days": span, **narrowed})) for span in _SPANS],
+        "rows": rows,
+        "total": selectors.total(rows),
+        "chart": _chart(console, rows, days),
+        "wanted": wanted,
+        "query": urlencode({"days": days, **narrowed}),
+        **_choices(console),
+    }
+    return render(request, "inference/usage.html", context)
+
+
+@require_safe
+@tenant_page
+def usage_csv(request: HttpRequest, console: Console) -> HttpResponse:
+    days, wanted = _days(request), _wanted(request)
+    response = HttpResponse(content_type="text/csv; charset=utf-8")
+    response.headers["Content-Disposition"] = (
+        f'attachment; filename="usage-{timezone.now():%Y-%m-%d}-{days}d.csv"'
+    )
+    writer = csv.writer(response)
+    writer.writerow(["day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd"])
+    for row in selectors.usage_by_day_and_model(
+        console.tenant, days=days, model=wanted.model, key=wanted.key
+    ):
+        counts = (row.requests, row.failed, row.prompt_tokens, row.completion_tokens)
+        writer.writerow([row.day, _cell(row.model), *counts, f"{row.cost_microusd / 1_000_000:.6f}"])
+    return response
+
+
+@require_safe
+@tenant_page
+def request_log(request: HttpRequest, console: Console) -> HttpResponse:
+    wanted = _wanted(request)
+    records, cursor = log_page(console.tenant, wanted, before=request.GET.get("before", ""))
+    names = api_key_names(console.tenant, {row.key_public_id for row in records if row.key_public_id})
+    narrowed = {"end": wanted.ending or "", "model": wanted.model, "key": wanted.key or ""}
+    context = {
+        "console": console,
+        "section": "requests",
+        "requests": [(row, row.key_public_id and names.get(row.key_public_id)) for row in records],
+        "wanted": wanted,
+        "endings": list(Ending),
+        "newest": urlencode(narrowed) if "before" in request.GET else "",
+        "older": urlencode({**narrowed, "before": cursor}) if cursor else "",
+        **_choices(console),
+    }
+    return render(request, "inference/request_log.html", context)
+
+
+@require_safe
+@tenant_page
+def request_page(request: HttpRequest, console: Console, request_id: str) -> HttpResponse:
+    record = find_record(console.tenant, request_id.replace("\0", "")[:128])
+    if record is None:
+        raise Http404
+    names = api_key_names(console.tenant, {record.key_public_id} if record.key_public_id else ())
+    context = {
+        "console": console,
+        "section": "requests",
+        "record": record,
+        "caller": record.key_public_id and names.get(record.key_public_id),
+        "moments": timeline(record),
+    }
+    return render(request, "inference/request_page.html", context)
+
+
+def _chart(console: Console, rows: list[DayOfModel], days: int) -> dict[str, Any]:
+    """One point for each day, also for those without use: `[days, tokens in, tokens out, micro-USD]`."""
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in rows:
+        day = sums[row.day.toordinal()]
+        day[0] += row.prompt_tokens
+        day[1] += row.completion_tokens
+        day[2] += row.cost_microusd
+    today = selectors.today_of(console.tenant).toordinal()
+    span = range(today - days + 1, today + 1)
+    epoch = 719_163  # 1970-01-01 as a day of Python's calendar
+    return {
+        "days": [(day - epoch) * 86_400 for day in span],
+        "values": [[sums[day][index] for day in span] for index in range(3)],
+    }
+
+
+def _cell(text: str) -> str:
+    """A spreadsheet takes a text that begins so for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
