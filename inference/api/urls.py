@@ -12,6 +12,7 @@ from inference.api.embeddings import embeddings
 from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
+from inference.api.quota import quota
 from inference.api.requests import resume_stream, retrieve_request
 from inference.api.responses import cancel_response, list_input_items, response, responses
 from inference.errors import NotFound
@@ -42,6 +43,7 @@ urlpatterns = [
     path("batches", batches.batches, name="batches"),
     path("batches/<str:batch_id>", batches.batch, name="batch"),
     path("batches/<str:batch_id>/cancel", batches.cancel_batch, name="cancel-batch"),
+    path("quota", quota, name="quota"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),
