@@ -3,12 +3,14 @@
 from django.urls import path
 
 from inference import chat_views, health, usage_views, views
+from inference.metrics import metrics
 from inference.operator_api import live_state
 
 urlpatterns = [
     path("", views.home, name="home"),
     path("healthz", health.alive, name="alive"),
     path("readyz", health.ready, name="ready"),
+    path("metrics", metrics, name="metrics"),
     path("docs", views.docs, name="docs"),
     path("chat", chat_views.chat_home, name="chat_home"),
     path("operator/live", live_state, name="live_state"),

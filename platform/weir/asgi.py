@@ -17,12 +17,15 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
 _pages = get_asgi_application()  # sets Django up: what follows may import models
 
+from inference.metrics import Measured  # noqa: E402
 from inference.routing import websocket_urlpatterns  # noqa: E402
 from weir.api_handler import ApiHandler, PathSplit  # noqa: E402
 
-application = ProtocolTypeRouter(
-    {
-        "http": PathSplit("/v1/", "/healthz", "/readyz", inside=ApiHandler(), outside=_pages),
-        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
-    }
+application = Measured(
+    ProtocolTypeRouter(
+        {
+            "http": PathSplit("/v1/", "/healthz", "/readyz", "/metrics", inside=ApiHandler(), outside=_pages),
+            "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        }
+    )
 )

@@ -7,6 +7,8 @@ import os
 from celery import Celery
 from celery.schedules import crontab
 
+from weir import celery_metrics  # noqa: F401 - connects to the signals
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
 
 app = Celery("weir")

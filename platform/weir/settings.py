@@ -242,6 +242,13 @@ MODEL = env.text("WEIR_MODEL", "smollm2-135m-instruct")
 MODEL_NAME = env.text("WEIR_MODEL_NAME", "")
 """What clients call it; unset, the last part of WEIR_MODEL."""
 
+# --- metrics ---------------------------------------------------------------------------------------
+METRICS_TOKEN = env.secret("WEIR_METRICS_TOKEN")
+"""What Prometheus must send to read a gateway's /metrics; None: there is no such page."""
+_celery_metrics_port = env.number("WEIR_CELERY_METRICS_PORT", 0, least=0, most=65535)
+CELERY_METRICS_PORT = _celery_metrics_port or None
+CELERY_METRICS_HOST = env.text("WEIR_CELERY_METRICS_HOST", "127.0.0.1")
+
 # --- logs ------------------------------------------------------------------------------------------
 LOG_FORMAT = env.choice("WEIR_LOG_FORMAT", "console", ("console", "json"))
 LOG_LEVEL = env.choice("WEIR_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))

@@ -1,0 +1,114 @@
+"""The shipped nginx configuration in a real nginx: nothing is held back, and what is private stays so."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from django.db import connection
+
+from tests.e2e.site import MODEL, ROOT, TOKENS_PER_S, Site, running_site, wait_until
+from tests.factories import make_key, make_tenant
+
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+SHIPPED = (ROOT / "deploy" / "nginx" / "weir.conf").read_text()
+
+pytestmark = [
+    pytest.mark.skipif(NGINX is None, reason="needs nginx"),
+    pytest.mark.django_db(transaction=True),
+]
+
+
+@pytest.fixture(scope="module")
+def site(
+    django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    with running_site(connection.settings_dict, tmp_path_factory.mktemp("nginx-site")) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def front(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of nginx with the shipped file, but for its ports, names and certificate."""
+    home = tmp_path_factory.mktemp("nginx")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    conf = re.sub(r"(?ms)^server \{\n    listen 80;.*?^\}\n", "", SHIPPED)
+    conf = conf.replace("127.0.0.1:8000", f"127.0.0.1:{site.port}").replace("weir.example.com", "localhost")
+    conf = conf.replace("listen 443 ssl http2", f"listen 127.0.0.1:{port}")
+    conf = re.sub(r"(?m)^    ssl_.*\n", "", conf)
+    paths = "".join(
+        f"{kind}_temp_path {home}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    main = home / "nginx.conf"
+    main.write_text(
+        f"daemon off; user root; pid {home}/pid; error_log {home}/error.log;\nevents {{}}\n"
+        f"http {{ access_log off; {paths}\n{conf}\n}}\n"
+    )
+    assert NGINX
+    subprocess.run([NGINX, "-t", "-q", "-e", home / "error.log", "-c", main], check=True, timeout=20)
+    nginx = subprocess.Popen([NGINX, "-e", home / "error.log", "-c", main])
+    try:
+        url = f"http://localhost:{port}"
+
+        def answers() -> bool:
+            try:
+                return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(answers, "nginx", home / "error.log", 20)
+        yield url
+    finally:
+        nginx.terminate()
+        nginx.wait(10)
+
+
+def test_the_first_event_comes_at_once(front: str):
+    """FAULTS 78."""
+    tokens = 60
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    headers = {"Authorization": f"Bearer {make_key(make_tenant()).secret}", "Accept-Encoding": "gzip"}
+    arrived: list[float] = []
+    with httpx.stream(
+        "POST", f"{front}/v1/chat/completions", json=body, headers=headers, timeout=30
+    ) as answer:
+        assert answer.status_code == 200
+        assert "content-encoding" not in answer.headers
+        arrived = [time.monotonic() for line in answer.iter_lines() if line.startswith("data:")]
+    took = tokens / TOKENS_PER_S
+    assert len(arrived) > tokens / 2
+    assert arrived[-1] - arrived[0] > took / 2, "the events came in one piece"
+    assert max(late - early for early, late in itertools.pairwise(arrived)) < took / 2
+
+
+def test_a_websocket_passes(front: str):
+    async def visit() -> str:
+        url = front.replace("http", "ws", 1) + "/ws/chat"
+        async with asyncio.timeout(20), websockets.connect(url, origin=front.rsplit(":", 1)[0]) as socket:
+            return str(await socket.recv())
+
+    assert "signed_out" in asyncio.run(visit())
+
+
+def test_what_is_for_the_operator_is_not_for_the_world(front: str):
+    assert httpx.get(f"{front}/metrics", timeout=5).status_code == 404
+    assert httpx.get(f"{front}/readyz", timeout=5).status_code == 404
+    large = httpx.post(f"{front}/v1/chat/completions", content=b"x" * (5 << 20), timeout=20)
+    assert large.status_code == 413
