@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from inference import chat_views, health, usage_views, views
+from inference import billing_views, chat_views, health, usage_views, views
 from inference.metrics import metrics
 from inference.operator_api import live_state
 
@@ -20,6 +20,9 @@ urlpatterns = [
     path("t/<uuid:tenant_id>/usage.csv", usage_views.usage_csv, name="usage_csv"),
     path("t/<uuid:tenant_id>/requests/", usage_views.request_log, name="requests"),
     path("t/<uuid:tenant_id>/requests/<str:request_id>/", usage_views.request_page, name="request"),
+    path("t/<uuid:tenant_id>/exports/", billing_views.exports, name="exports"),
+    path("t/<uuid:tenant_id>/exports/<uuid:export_id>/", billing_views.export_file, name="export_file"),
+    path("t/<uuid:tenant_id>/statement/", billing_views.statement, name="statement"),
     path("t/<uuid:tenant_id>/chat/", chat_views.chat, name="chat"),
     path("t/<uuid:tenant_id>/chat/conversations/", chat_views.conversation_list, name="conversations"),
     path(

@@ -20,6 +20,9 @@ PAGES = [
     if isinstance(route, URLPattern) and "tenant_id" in route.pattern.converters
 ]
 
+READINGS = {"exports"}
+"""Pages whose POST changes nothing of the tenant's: it asks for a file of what the role may read anyway."""
+
 
 @pytest.fixture(params=PAGES, ids=lambda route: route.name)
 def page(request) -> URLPattern:
@@ -80,7 +83,7 @@ def test_who_may_only_look_changes_nothing(cast, page, role):
     answer = client_of(person).post(
         url_of(page, cast.tenant, key_id=key.public_id), {"name": "mine", "lifetime": "0"}
     )
-    assert answer.status_code in (403, 404, 405)
+    assert answer.status_code in ((302,) if page.name in READINGS else (403, 404, 405))
     key.refresh_from_db()
     assert key.revoked_at is None
     assert ApiKey.objects.filter(tenant=cast.tenant).count() == before

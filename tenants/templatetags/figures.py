@@ -33,6 +33,13 @@ def usd(microusd: int | None) -> str:
 
 
 @register.filter
+def usd_exact(microusd: int) -> str:
+    """1234567 -> $1.234567: for books, that add up."""
+    whole = abs(microusd)
+    return f"{'-' if microusd < 0 else ''}${whole // 1_000_000:,}.{whole % 1_000_000:06}"
+
+
+@register.filter
 def duration(value: timedelta | int | None) -> str:
     """A timedelta or milliseconds, in the unit that reads best: 340 ms, 1.2 s, 4 min, 3 h."""
     if value is None:

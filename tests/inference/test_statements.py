@@ -1,0 +1,111 @@
+"""Statements: the ledger's sum to the micro-unit; and the console's way to the exports."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from inference.models import UsageRecord
+from inference.services.exports import write_exports
+from inference.services.ledger import adjust_usage, record_usage
+from inference.statements import statement_of
+from tenants.models import ModelPrice
+from tests.factories import TEST, make_tenant, make_user
+from tests.inference.ledger_driving import an_event
+
+pytestmark = pytest.mark.django_db(transaction=True)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def owner():
+    return make_user("owner@example.org")
+
+
+@pytest.fixture
+def tenant(owner):
+    ModelPrice.objects.create(
+        model="a",
+        valid_from=START,
+        input_microusd_per_mtok=150_001,
+        cached_input_microusd_per_mtok=75_000,
+        output_microusd_per_mtok=600_003,
+    )
+    tenant = make_tenant("Acme", owner=owner)
+    tenant.timezone = "Pacific/Auckland"
+    tenant.save()
+    dice = random.Random(11)
+    for whose in (tenant, make_tenant("Other")):
+        record_usage(
+            [
+                an_event(
+                    str(whose.public_id),
+                    model=dice.choice(["a", "b"]),
+                    prompt_tokens=dice.randrange(1, 5000),
+                    completion_tokens=dice.randrange(500),
+                    created_at_ms=(
+                        at := int(
+                            (START + timedelta(minutes=dice.randrange(60 * 24 * 90))).timestamp() * 1000
+                        )
+                    ),
+                    finished_at_ms=at + 10,
+                )
+                for _ in range(200)
+            ]
+        )
+    return tenant
+
+
+def client_of(person) -> Client:
+    client = Client()
+    client.force_login(person)
+    return client
+
+
+def test_the_months_add_up_to_the_ledger(tenant):
+    """FAULTS 64: in days of the tenant's zone, so that no request falls between two statements."""
+    records = list(UsageRecord.objects.for_tenant(tenant))
+    total = 0
+    for month in (1, 2, 3, 4):
+        statement = statement_of(tenant, date(2026, month, 17))
+        of_month = [record for record in records if record.day.month == month]
+        assert statement.total_microusd == sum(record.cost_microusd for record in of_month)
+        assert sum(line.requests for line in statement.lines) == len(of_month)
+        assert sum(line.prompt_tokens for line in statement.lines) == sum(r.prompt_tokens for r in of_month)
+        total += statement.total_microusd
+    assert total == sum(record.cost_microusd for record in records) > 0
+
+
+def test_what_the_page_shows_adds_up(tenant, owner):
+    adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-1_234_567, reason="Sorry <b>")
+    month = UsageRecord.objects.for_tenant(tenant).order_by("day").last().day
+    url = reverse("statement", args=[tenant.public_id])
+    page = client_of(owner).get(url, {"month": f"{month:%Y-%m}"}).content.decode()
+    shown = [cell.replace("$", "").replace(",", "") for cell in re.findall(r'num">(-?\$[\d,.]+)<', page)]
+    amounts = [round(float(cell) * 1e6) for cell in shown]
+    *lines, usage, adjustments, total = amounts
+    assert sum(lines) == usage + adjustments == total == statement_of(tenant, month).total_microusd
+    today = client_of(owner).get(url).content.decode()
+    assert "Sorry &lt;b&gt;" in today
+    assert "-$1.234567" in today
+    for bad in ("2026-13", "x", "0001-01", "9999-12"):
+        assert client_of(owner).get(url, {"month": bad}).status_code == 404
+
+
+def test_a_member_asks_for_a_file_and_fetches_it(tenant, owner):
+    client, url = client_of(owner), reverse("exports", args=[tenant.public_id])
+    assert (
+        "Choose a format" in client.post(url, {"format": "exe", "days": "30"}, follow=True).content.decode()
+    )
+    assert "being written" in client.post(url, {"format": "csv", "days": "365"}, follow=True).content.decode()
+    assert write_exports() == 1
+    (path,) = re.findall(r'href="(/t/[^"]*/exports/[^"]+/)"', client.get(url).content.decode())
+    file = client.get(path)
+    assert file.headers["Content-Disposition"].startswith("attachment")
+    assert file.headers["Cache-Control"] == "no-store"
+    assert client_of(make_user()).get(path).status_code == 404
