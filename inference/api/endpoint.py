@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -110,6 +110,7 @@ def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
                 principal = await _authenticate(request)
                 if scope not in principal.scopes:
                     raise NotAllowed(f"This key lacks the scope '{scope}'.", code="insufficient_permissions")
+                principal = _with_own_deadline(request, principal)
                 return await view(ApiCall(request, principal, get_runtime()), **path)
             except Exception as error:
                 return render_error(request, _as_api_error(error))
@@ -149,6 +150,17 @@ async def _authenticate(request: HttpRequest) -> Principal:
     if token and kind.lower() != "bearer":
         raise Unauthenticated("Send your API key as 'Authorization: Bearer KEY'.", code="invalid_api_key")
     return await authenticate_bearer(token.strip() or None, client_address(request))
+
+
+def _with_own_deadline(request: HttpRequest, principal: Principal) -> Principal:
+    """What `x-weir-deadline-s` asks for, never more than the tier's. Raises InvalidRequest."""
+    text = request.headers.get("x-weir-deadline-s")
+    if text is None:
+        return principal
+    most = principal.tier.deadline_s
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
+        raise InvalidRequest(f"x-weir-deadline-s must be a whole number of seconds from 1 to {most}.")
+    return replace(principal, tier=replace(principal.tier, deadline_s=int(text)))
 
 
 def _as_api_error(error: Exception) -> ApiError:

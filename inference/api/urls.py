@@ -15,6 +15,7 @@ from inference.api.models import list_models, retrieve_model
 from inference.api.quota import quota
 from inference.api.requests import resume_stream, retrieve_request
 from inference.api.responses import cancel_response, list_input_items, response, responses
+from inference.api.tokenise import detokenize, tokenize
 from inference.errors import NotFound
 
 
@@ -44,6 +45,8 @@ urlpatterns = [
     path("batches/<str:batch_id>", batches.batch, name="batch"),
     path("batches/<str:batch_id>/cancel", batches.cancel_batch, name="cancel-batch"),
     path("quota", quota, name="quota"),
+    path("tokenize", tokenize, name="tokenize"),
+    path("detokenize", detokenize, name="detokenize"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),
