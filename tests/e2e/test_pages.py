@@ -19,6 +19,10 @@ from tests.factories import PASSWORD, Cast, make_key, make_tenant, set_limit
 
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
 
+WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+    .reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
+"""All that the page made the browser load, in bytes, uncompressed, from its cache or not."""
+
 
 def busy_tenant(cast: Cast) -> str:
     """A tenant with keys, limits and a week of requests."""
@@ -75,6 +79,8 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], site: Site, ca
         if name == "chat":
             page.locator('#connection[data-state="open"]').wait_for()
         visitor.shoot(f"{name}-{screen}", full_page=name != "chat")
+        weight = page.evaluate(WEIGHT)
+        assert 5_000 < weight < 300_000, f"{name} weighs {weight} bytes"
         width, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert width <= room, f"{name} is {width} px wide on a screen of {room}"
         violations = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]})
