@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
-from inference.models import LatencyDay, LatencyMetric, UsageDay, UsageRecord, percentile_ms
+from inference.models import Alert, LatencyDay, LatencyMetric, UsageDay, UsageRecord, percentile_ms
 from tenants.models import Tenant
 
 
@@ -153,3 +153,9 @@ def total(rows: Sequence[DayOfModel]) -> Totals:
         sum(row.completion_tokens for row in rows),
         sum(row.cost_microusd for row in rows),
     )
+
+
+def recent_alerts(tenant: Tenant, now: datetime | None = None) -> list[Alert]:
+    """What the tenant was told in the last week, newest first; a handful."""
+    since = (now or timezone.now()) - timedelta(days=7)
+    return list(Alert.objects.filter(tenant=tenant, created_at__gte=since)[:5])

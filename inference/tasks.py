@@ -8,7 +8,7 @@ from inference import batch_runner
 from inference.services.alerts import mail_alerts, raise_alerts
 from inference.services.exports import write_exports
 from inference.services.files import delete_expired_files
-from inference.services.partitions import make_partitions_ahead
+from inference.services.partitions import drop_old_months, make_partitions_ahead
 from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
 
@@ -21,8 +21,9 @@ def drain_usage() -> None:
 
 @shared_task(name="inference.tasks.make_partitions", soft_time_limit=45, time_limit=60, ignore_result=True)
 def make_partitions() -> None:
-    """The ledger's coming months; once a day is plenty."""
+    """The ledger's coming months, and those that are kept no longer; once a day is plenty."""
     make_partitions_ahead()
+    drop_old_months()
 
 
 @shared_task(name="inference.tasks.alert", soft_time_limit=200, time_limit=240, ignore_result=True)

@@ -60,6 +60,7 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         "month": month,
         "health": selectors.month_health(console.tenant),
         "limits": forecast(limits_left(console.principal()), console.tenant),
+        "alerts": selectors.recent_alerts(console.tenant),
         "requests": [(record, record.key_public_id and names.get(record.key_public_id)) for record in recent],
         **api_example(request),
     }

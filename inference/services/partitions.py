@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from typing import Final
 
 import structlog
+from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
@@ -79,3 +80,12 @@ def drop_partitions_before(month: date) -> list[date]:
         RecordedRequest.objects.filter(created_at__lt=ends_at).delete()
         log.info("ledger_months_dropped", months=[f"{old:%Y-%m}" for old in dropped])
     return dropped
+
+
+def drop_old_months(now: datetime | None = None) -> list[date]:
+    """Drops what the installation keeps no longer. This month and the one before stay whatever is set: budgets
+    and reports of the present are rebuilt from them. Returns the months dropped."""
+    if not settings.LEDGER_KEPT_MONTHS:
+        return []
+    first = (now or timezone.now()).astimezone(UTC).date().replace(day=1)
+    return drop_partitions_before(months_from(first, -settings.LEDGER_KEPT_MONTHS))

@@ -211,6 +211,10 @@ FILES_PER_TENANT_MB = env.number("WEIR_FILES_PER_TENANT_MB", 1024, least=1, most
 BATCH_TIER = env.text("WEIR_BATCH_TIER", "batch")
 """In which the lines of batches run, where the key's own tier is better."""
 
+# --- the ledger ------------------------------------------------------------------------------------
+LEDGER_KEPT_MONTHS = env.number("WEIR_LEDGER_KEPT_MONTHS", 0, least=0, most=1200)
+"""Single requests are forgotten when so many whole months have passed since theirs; 0 keeps them for ever."""
+
 # --- background work -------------------------------------------------------------------------------
 # kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1)

@@ -139,3 +139,14 @@ def test_a_suspended_tenant_is_left_alone(tenant):
     use(tenant, 60)
     suspend_tenant(actor=TEST, tenant=tenant)
     assert raise_alerts(NOW) == 0
+
+
+def test_the_console_shows_the_tenants_own_and_nobody_elses(tenant, client):
+    set_limit(tenant, LimitMetric.TOKENS, 100, calendar=Calendar.DAY)
+    use(tenant, 60, timezone.now())
+    raise_alerts()
+    other = make_tenant("Other", owner=(stranger := make_user()))
+    for person, where, shown in ((tenant.memberships.get().user, tenant, True), (stranger, other, False)):
+        client.force_login(person)
+        page = client.get(f"/t/{where.public_id}/").content.decode()
+        assert ("50 % of a budget is used" in page) is shown

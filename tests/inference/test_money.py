@@ -29,7 +29,12 @@ from inference.models import (
     percentile_ms,
 )
 from inference.services.ledger import adjust_usage, record_usage
-from inference.services.partitions import drop_partitions_before, make_partitions_ahead, partition_months
+from inference.services.partitions import (
+    drop_old_months,
+    drop_partitions_before,
+    make_partitions_ahead,
+    partition_months,
+)
 from inference.services.reconcile import ledger_differences
 from tenants.models import AuditEntry, ModelPrice, Tenant
 from tenants.pricing import Price, price_at
@@ -286,6 +291,18 @@ def test_months_are_made_ahead_when_needed_and_dropped_whole(tenant):
     assert (UsageRecord.objects.for_tenant(tenant).count(), RecordedRequest.objects.count()) == (1, 1)
     assert UsageDay.objects.for_tenant(tenant).aggregate(n=Sum("requests"))["n"] == 2
     assert ledger_differences() == []
+
+
+def test_months_go_when_they_are_kept_no_longer(tenant, settings):
+    now = datetime(2028, 3, 1, tzinfo=UTC)
+    record_usage([used(tenant, datetime(2028, month, 1, tzinfo=UTC)) for month in (1, 2, 3)])
+    settings.LEDGER_KEPT_MONTHS = 0
+    assert drop_old_months(now) == []
+    settings.LEDGER_KEPT_MONTHS = 1
+    assert date(2028, 1, 1) in drop_old_months(now)
+    assert drop_old_months(now) == []
+    assert UsageRecord.objects.for_tenant(tenant).count() == 2
+    assert UsageDay.objects.for_tenant(tenant).aggregate(n=Sum("requests"))["n"] == 3
 
 
 def test_a_query_over_a_month_reads_one_partition(tenant):
