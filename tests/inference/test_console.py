@@ -211,5 +211,5 @@ def test_queries_do_not_grow_with_the_tenant(cast: Cast, page: str, django_asser
     client = signed_in(cast.owner)
     url = reverse(page, args=[cast.tenant.public_id])
     client.get(url)
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         assert client.get(url).status_code == 200
