@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine_worker.engine.meter import Meter
 from engine_worker.metrics import EngineCollector
 from inference.metrics import route_of
-from tests.e2e.site import MODEL, ROOT, Site, running_site
+from tests.e2e.site import MODEL, ROOT, Site, running_site, wait_until
 from tests.factories import make_key, make_tenant
 
 TOKEN = "scrape-me-if-you-can"
@@ -57,6 +57,10 @@ def test_a_gateway_counts_streams_to_their_end(site: Site):
     secret = make_key(make_tenant()).secret
     route = "v1/chat/completions"
     before = scrape(f"{site.url}/metrics")
+
+    def grown(now: dict[Any, float], which: Any) -> float:
+        return now.get(which, 0) - before.get(which, 0)
+
     for _ in range(2):
         body = {
             "model": MODEL,
@@ -72,17 +76,16 @@ def test_a_gateway_counts_streams_to_their_end(site: Site):
         )
         assert answer.status_code == 200, answer.text
     httpx.get(f"{site.url}/v1/of-nobody/{secret}", timeout=10)
+    ended = key("weir_http_requests_total", route=route, method="POST", status="200")
+    # A client has the last byte before the gateway has counted it.
+    wait_until(lambda: grown(scrape(f"{site.url}/metrics"), ended) == 2, "two streams counted", site.log, 10)
     after = scrape(f"{site.url}/metrics")
-
-    def grown(*which: Any) -> float:
-        return after[which[0]] - before.get(which[0], 0)
-
-    assert grown(key("weir_http_requests_total", route=route, method="POST", status="200")) == 2
-    assert grown(key("weir_http_first_byte_seconds_count", route=route)) == 2
+    assert grown(after, key("weir_http_first_byte_seconds_count", route=route)) == 2
     # Eight tokens at forty a second.
-    assert grown(key("weir_http_request_duration_seconds_sum", route=route)) > 2 * 0.1
+    assert grown(after, key("weir_http_request_duration_seconds_sum", route=route)) > 2 * 0.1
     assert after[key("weir_http_requests_in_progress")] == 1, "the scrape itself"
-    assert after[key("weir_workers", model=MODEL, state="serving")] == 1
+    # Other sites of a full run serve a model of this name from the same Redis, and may not have lapsed yet.
+    assert after[key("weir_workers", model=MODEL, state="serving")] >= 1
     assert after[key("weir_redis_up")] == 1
     assert secret not in str(after), "a path is not a label"
 
