@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from engine_worker.broker import BrokerUnavailable
+from engine_worker.broker import TokenizerMissing
 from tests.engine_worker.broker.driving import card, status, until
 
 
@@ -13,7 +13,7 @@ async def test_a_registered_model_and_its_tokenizer_can_be_read(gateway, worker,
     await worker.register(card(model), b'{"tokenizer": 1}')
     assert [found for found in await gateway.model_cards() if found.model == model] == [card(model)]
     assert await gateway.tokenizer_json(f"sha-of-{model}") == b'{"tokenizer": 1}'
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(TokenizerMissing):
         await gateway.tokenizer_json(f"sha-of-{model}-other")
 
 
