@@ -177,7 +177,7 @@ def main() -> None:
         platform_running(model_dir, Path(scratch)) as (base_url, key),
         asyncio.Runner() as runner,
     ):
-        engine = AsyncEngine(EngineConfig(model_dir=model_dir, threads=threads))
+        engine = AsyncEngine(EngineConfig(model_dir=model_dir, threads=threads, prefix_cache=False))
         runner.run(engine.start())
         # Everybody's first run pays for allocations and caches: not counted.
         warm_up = [Chat(chat.prompt[:32], 4) for chat in chats[:4]]
