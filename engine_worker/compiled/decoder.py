@@ -22,21 +22,6 @@ from engine_worker.runner.model_loader import LoadedModel
 log = structlog.get_logger(__name__)
 
 _KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": BYTE}
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-
-
-def unsupported(loaded: LoadedModel) -> str | None:
-    """Why this model can't run here; None if it can."""
-    config = loaded.model.config
-    if not team.AVAILABLE or WIDTH == 0:
-        return "no OpenMP runtime of GCC's, or no vector unit that is known"
-    if config.model_type not in FAMILIES:
-        return f"family {config.model_type!r}"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"activation {config.hidden_act!r}"
-    if getattr(config, "mlp_bias", False):
-        return "biases in the MLP"
-    return None
 
 
 class CompiledDecoder:
@@ -89,7 +74,6 @@ class CompiledDecoder:
             vocab_panels=-(-self._vocab // WIDTH),
             block_size=shape.block_size,
         )
-        depth = max(self._lead, self._inner, config.num_attention_heads * shape.head_dim)
         scratch = max(
             product.scratch_floats(self._size),
             product.scratch_floats(self._inner),
@@ -105,7 +89,6 @@ class CompiledDecoder:
             "attended": config.num_attention_heads * shape.head_dim,
             "gated": self._inner,
         }
-        assert depth <= max(self._widths.values())
         self._buffers: dict[str, Tensor] = {}
         self._logits = torch.zeros(0)
         self._arrived = np.zeros(1, np.int64)

@@ -27,7 +27,7 @@ def _record(*names: str) -> np.dtype[Any]:
 LAYER: Final = _record(
     # Addresses of packed weights and float32 vectors; 0: this model has none.
     "input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "out", "out_bias",
-    "post_norm", "gate_up", "down", "down_bias", "keys", "values", "window",
+    "post_norm", "gate_up", "down", "keys", "values", "window",
 )  # fmt: skip
 
 STEP: Final = np.dtype(

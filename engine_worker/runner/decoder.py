@@ -85,11 +85,14 @@ def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> D
     if config.adapters:
         reason = "LoRA adapters need torch's"
     elif importlib.util.find_spec("numba") is not None:
-        # Here and not above: it compiles machine code, or reads it from its cache.
-        from engine_worker.compiled.decoder import CompiledDecoder, unsupported
+        # Here and not above: numba is optional.
+        from engine_worker.compiled.support import unsupported
 
         reason = unsupported(loaded) or ""
         if not reason:
+            # It compiles when it is imported, which only a machine that can run it survives.
+            from engine_worker.compiled.decoder import CompiledDecoder
+
             return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
     if config.kernels == "compiled":
         raise UnsupportedModel(f"the compiled kernels can't run this: {reason}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_worker.compiled.decoder import FAMILIES as COMPILED
+from engine_worker.compiled.support import FAMILIES as COMPILED
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.runner.families import SUPPORTED
