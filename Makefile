@@ -25,7 +25,7 @@ install: $(STAMPS)/run ## Install what `make run` needs, start nothing
 dev: $(STAMPS)/dev ## Install what tests and linters need too
 
 test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser
 	@$(PYTHON) -m pytest tests/e2e $(ARGS)

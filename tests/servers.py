@@ -29,7 +29,13 @@ def _run(server: embedded.Server) -> str:
     return server.url
 
 
-if "DATABASE_URL" not in os.environ:
-    os.environ["DATABASE_URL"] = _run(embedded.prepare_postgres(_scratch, durable=False))
-if "REDIS_URL" not in os.environ:
-    os.environ["REDIS_URL"] = _run(embedded.prepare_valkey(_scratch, durable=False))
+# Workers of pytest-xdist inherit this environment, but a Valkey is emptied by tests: each has servers of its own.
+_EMBEDDED = "WEIR_TEST_SERVERS_FOR"
+_of_parent = os.environ.get(_EMBEDDED, "").split()
+for _variable, _prepare in (
+    ("DATABASE_URL", embedded.prepare_postgres),
+    ("REDIS_URL", embedded.prepare_valkey),
+):
+    if _variable in _of_parent or _variable not in os.environ:
+        os.environ[_variable] = _run(_prepare(_scratch, durable=False))
+        os.environ[_EMBEDDED] = " ".join({*_of_parent, *os.environ.get(_EMBEDDED, "").split(), _variable})
