@@ -1,6 +1,7 @@
 """A real worker process without a model: `python -m tests.engine_worker.scripted_worker NAME [DIR]`.
 
-Takes its speed from SCRIPTED_STEP_S, SCRIPTED_TOKENS_PER_STEP and SCRIPTED_MAX_NUM_SEQS, Redis from
+Takes its speed from SCRIPTED_STEP_S, SCRIPTED_TOKENS_PER_STEP and SCRIPTED_MAX_NUM_SEQS, where an answer ends by
+itself from SCRIPTED_STOP_AFTER, Redis from
 REDIS_URL. With DIR, the card and tokenizer are that model directory's.
 """
 
@@ -40,6 +41,7 @@ def main() -> int:
         step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.01")),
         tokens_per_step=int(os.environ.get("SCRIPTED_TOKENS_PER_STEP", "1")),
         max_num_seqs=int(os.environ.get("SCRIPTED_MAX_NUM_SEQS", "64")),
+        stop_after=int(os.environ.get("SCRIPTED_STOP_AFTER", "0")) or None,
         context_length=context_length,
     )
     lease_ms = int(os.environ.get("SCRIPTED_LEASE_MS", "10000"))
