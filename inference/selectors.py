@@ -155,6 +155,11 @@ def total(rows: Sequence[DayOfModel]) -> Totals:
     )
 
 
+def latest_alerts(tenant_id: int, *, limit: int = 100) -> list[Alert]:
+    """The last ones told, newest first."""
+    return list(Alert.objects.for_tenant(tenant_id)[:limit])
+
+
 def recent_alerts(tenant: Tenant, now: datetime | None = None) -> list[Alert]:
     """What the tenant was told in the last week, newest first; a handful."""
     since = (now or timezone.now()) - timedelta(days=7)

@@ -11,6 +11,7 @@ from inference.services.files import delete_expired_files
 from inference.services.partitions import drop_old_months, make_partitions_ahead
 from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
+from inference.services.webhook_delivery import queue_deliveries, send_deliveries
 
 
 @shared_task(name="inference.tasks.drain_usage", soft_time_limit=45, time_limit=60, ignore_result=True)
@@ -30,7 +31,14 @@ def make_partitions() -> None:
 def alert() -> None:
     """Budgets, keys that end, unusual spend; told once each."""
     raise_alerts()
+    queue_deliveries()
     mail_alerts()
+
+
+@shared_task(name="inference.tasks.send_webhooks", soft_time_limit=80, time_limit=100, ignore_result=True)
+def send_webhooks() -> None:
+    """What waits to be sent to webhooks, as far as it is due; the rows are the queue."""
+    send_deliveries()
 
 
 @shared_task(name="inference.tasks.delete_expired", soft_time_limit=200, time_limit=240, ignore_result=True)

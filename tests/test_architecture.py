@@ -21,6 +21,8 @@ UNSCOPED_ALLOWED = {
     "inference/models/usage.py": "declares it",
     "inference/models/alert.py": "declares it",
     "inference/models/export.py": "declares it",
+    "inference/models/webhook.py": "declares it",
+    "inference/services/webhook_delivery.py": "sends what waits, whosever it is",
     "inference/services/exports.py": "writes what waits, whosever it is",
     "inference/services/alerts.py": "mails what waits, whosever it is",
     "inference/models/response.py": "declares it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asgiref.sync import sync_to_async
 from django.http import HttpResponse, QueryDict
 
+from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.report_parameters import read_report
 from inference.downloads import export_response
@@ -20,11 +21,8 @@ from inference.services.exports import (
     get_export,
     list_exports,
 )
-from tenants.client_address import client_address
 from tenants.models import Tenant
 from tenants.principal import Scope
-from tenants.selectors import get_api_key
-from tenants.services import Actor
 
 
 @endpoint("GET", scope=Scope.USAGE_READ)
@@ -78,10 +76,8 @@ def _created(call: ApiCall, asked: NewExport) -> UsageExport:
     for dimension in Dimension:
         parameters.setlist(dimension, getattr(asked, dimension))
     report = read_report(parameters, call.principal)
-    assert call.principal.key_public_id is not None
-    api_key = get_api_key(call.principal, call.principal.key_public_id)
     return create_export(
-        actor=Actor.key(api_key, ip_address=client_address(call.request)),
+        actor=key_actor(call),
         tenant=Tenant.objects.get(pk=call.principal.tenant_id),
         report=report,
         format=ExportFormat(asked.format),

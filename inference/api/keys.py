@@ -11,10 +11,10 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 
+from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from inference.schemas.keys import KeyList, NewKey, Rotation, key_object
-from tenants.client_address import client_address
 from tenants.models import ApiKey, Tenant, Tier
 from tenants.principal import Principal, Scope
 from tenants.selectors import (
@@ -24,7 +24,7 @@ from tenants.selectors import (
     get_project,
     list_api_keys,
 )
-from tenants.services import Actor, RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
+from tenants.services import RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
 
 _P = ParamSpec("_P")
 
@@ -87,7 +87,7 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
         if max_tier is None:
             raise InvalidRequest("There is no such tier.", param="max_tier")
     issued = issue_api_key(
-        actor=_actor(call),
+        actor=key_actor(call),
         tenant=Tenant.objects.get(pk=principal.tenant_id),
         name=asked.name,
         scopes=scopes,
@@ -104,7 +104,7 @@ def _rotated(call: ApiCall, key_id: str, asked: Rotation) -> Any:
     api_key = get_api_key(call.principal, key_id)
     _refuse_greater(call.principal, api_key)
     issued = rotate_api_key(
-        actor=_actor(call),
+        actor=key_actor(call),
         api_key=api_key,
         rotation_id=asked.rotation_id,
         overlap=timedelta(seconds=asked.overlap_s),
@@ -114,7 +114,7 @@ def _rotated(call: ApiCall, key_id: str, asked: Rotation) -> Any:
 
 def _revoked(call: ApiCall, key_id: str) -> Any:
     api_key = get_api_key(call.principal, key_id)
-    revoke_api_key(actor=_actor(call), api_key=api_key)
+    revoke_api_key(actor=key_actor(call), api_key=api_key)
     return key_object(get_api_key(call.principal, key_id))
 
 
@@ -135,9 +135,3 @@ def _refuse_greater(principal: Principal, api_key: ApiKey) -> None:
     _scopes(principal, list(api_key.scopes))
     if principal.is_restricted and str(api_key.public_id) != principal.key_public_id:
         raise NotAllowed("This key can rotate none but itself.", code="insufficient_permissions")
-
-
-def _actor(call: ApiCall) -> Actor:
-    assert call.principal.key_public_id is not None
-    api_key = get_api_key(call.principal, call.principal.key_public_id)
-    return Actor.key(api_key, ip_address=client_address(call.request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import batches, exports, files, keys, usage
+from inference.api import batches, exports, files, keys, usage, webhooks
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -56,6 +56,12 @@ urlpatterns = [
     path("usage/exports", exports.exports, name="usage-exports"),
     path("usage/exports/<str:export_id>", exports.retrieve, name="usage-export"),
     path("usage/exports/<str:export_id>/content", exports.content, name="usage-export-content"),
+    path("alerts", webhooks.alerts, name="alerts"),
+    path("webhooks", webhooks.webhooks, name="webhooks"),
+    path("webhooks/<str:webhook_id>", webhooks.webhook, name="webhook"),
+    path("webhooks/<str:webhook_id>/rotate", webhooks.rotate_secret, name="rotate-webhook-secret"),
+    path("webhooks/<str:webhook_id>/test", webhooks.test, name="test-webhook"),
+    path("webhooks/<str:webhook_id>/deliveries", webhooks.deliveries, name="webhook-deliveries"),
     path("keys", keys.keys, name="api-keys"),
     path("keys/<str:key_id>/rotate", keys.rotate, name="rotate-api-key"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),

@@ -13,6 +13,7 @@ from inference.models.rollup import (
     percentile_ms,
 )
 from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
+from inference.models.webhook import DeliveryState, WebhookDelivery, WebhookEndpoint
 
 __all__ = [
     "LATENCY_STEP",
@@ -22,6 +23,7 @@ __all__ = [
     "BatchResult",
     "BatchStatus",
     "Conversation",
+    "DeliveryState",
     "Exchange",
     "ExportFile",
     "ExportFormat",
@@ -37,5 +39,7 @@ __all__ = [
     "UsageExport",
     "UsageHour",
     "UsageRecord",
+    "WebhookDelivery",
+    "WebhookEndpoint",
     "percentile_ms",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import smtplib
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Final
 
 import structlog
@@ -28,6 +29,9 @@ _SHARES: Final = (50, 80, 100)
 _KEY_DAYS: Final = (1, 7)
 _USUAL_DAYS: Final = 14
 _UNUSUAL_TIMES: Final = 3
+_UNUSUAL_SPREADS: Final = 6
+_SPREAD_OF_NORMAL: Final = 1.4826
+"""What makes a median deviation comparable with a standard deviation (Rousseeuw and Croux, 1993)."""
 _UNUSUAL_LEAST_MICROUSD: Final = 1_000_000
 """Below a dollar a day nothing is unusual."""
 _MAILS: Final = 100
@@ -131,12 +135,15 @@ def _unusual_spend(tenant: Tenant, now: datetime) -> Iterator[Alert]:
         tenant=tenant, day__gte=today - timedelta(days=_USUAL_DAYS), day__lte=today
     ).values_list("day")
     spent = {day: int(cost) for day, cost in days.annotate(cost=Sum(F("cost_microusd"))).order_by()}
-    before = [cost for day, cost in spent.items() if day < today]
-    usual = sum(before) // _USUAL_DAYS
+    before = [spent.get(today - timedelta(days=back), 0) for back in range(1, _USUAL_DAYS + 1)]
     # A tenant that has just begun has no habits yet.
-    if len(before) < _USUAL_DAYS // 2 or spent.get(today, 0) < _UNUSUAL_LEAST_MICROUSD:
+    if sum(day < today for day in spent) < _USUAL_DAYS // 2:
         return
-    if spent[today] > usual * _UNUSUAL_TIMES:
+    # Medians: one wild day, or a few free ones, neither raises nor lowers what counts as usual.
+    usual = round(median(before))
+    spread = _SPREAD_OF_NORMAL * median(abs(cost - usual) for cost in before)
+    unusual = max(usual * _UNUSUAL_TIMES, round(usual + _UNUSUAL_SPREADS * spread), _UNUSUAL_LEAST_MICROUSD)
+    if spent.get(today, 0) > unusual:
         yield Alert(
             tenant=tenant,
             kind=AlertKind.UNUSUAL_SPEND,
@@ -144,5 +151,5 @@ def _unusual_spend(tenant: Tenant, now: datetime) -> Iterator[Alert]:
             period=f"{today:%Y-%m-%d}",
             threshold=_UNUSUAL_TIMES * 100,
             title="Today costs more than usual",
-            text=f"{usd(spent[today])} so far today; the {_USUAL_DAYS} days before cost {usd(usual)} each on average.",
+            text=f"{usd(spent[today])} so far today; of the {_USUAL_DAYS} days before, half cost {usd(usual)} or less.",
         )

@@ -22,6 +22,11 @@ app.conf.beat_schedule = {
         "options": {"expires": 10.0},
     },
     "alert": {"task": "inference.tasks.alert", "schedule": 60.0, "options": {"expires": 55.0}},
+    "send-webhooks": {
+        "task": "inference.tasks.send_webhooks",
+        "schedule": 5.0,
+        "options": {"expires": 4.0},
+    },
     "export": {"task": "inference.tasks.export", "schedule": 5.0, "options": {"expires": 4.0}},
     "make-partitions": {
         "task": "inference.tasks.make_partitions",

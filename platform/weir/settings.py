@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -202,6 +203,13 @@ if _smtp_url is not None:
         # Its message may repeat the URL, which holds a password.
         raise BadEnvironment("WEIR_SMTP_URL should be like submission://USER:PASSWORD@HOST:587") from error
 EMAIL_TIMEOUT = 15
+
+# --- webhooks --------------------------------------------------------------------------------------
+try:
+    WEBHOOK_NETWORKS = [ip_network(network) for network in env.items("WEIR_WEBHOOK_NETWORKS", [])]
+    """Networks that alerts may be sent to although they are not public, and then over plain HTTP too."""
+except ValueError as error:
+    raise BadEnvironment(f"WEIR_WEBHOOK_NETWORKS should be networks such as 10.1.0.0/16: {error}") from error
 
 # --- what the API keeps ----------------------------------------------------------------------------
 RESPONSE_DAYS = env.number("WEIR_RESPONSE_DAYS", 30, least=1, most=3650)

@@ -1,0 +1,361 @@
+"""Alerts by webhook: signed, once each, again until taken, and never to where a tenant must not reach."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address, ip_network
+
+import openai
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import connections
+from django.utils import timezone
+
+from inference import guarded_http
+from inference.guarded_http import Forbidden, Unreachable, is_public, post
+from inference.models import DeliveryState, WebhookDelivery, WebhookEndpoint
+from inference.services import webhooks
+from inference.services.alerts import raise_alerts
+from inference.services.webhook_delivery import RETRY_AFTER, queue_deliveries, send_deliveries
+from inference.tasks import alert as alert_task
+from inference.tasks import send_webhooks
+from tenants.models import AuditEntry
+from tenants.principal import Calendar, LimitMetric, Scope
+from tests.factories import TEST, make_key, make_tenant, make_user, set_limit
+from tests.inference.test_alerts import use
+
+LOOPBACK = [ip_network("127.0.0.0/8")]
+
+
+@dataclass
+class Receiver:
+    """A real server that answers what it is told to, and keeps what it was sent."""
+
+    answers: list[int] = field(default_factory=lambda: [200])
+    headers: dict[str, str] = field(default_factory=dict)
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            answers = receiver.answers
+            self.send_response(answers.pop(0) if len(answers) > 1 else answers[0])
+            for name, value in receiver.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+@pytest.fixture
+def receiver(settings) -> Iterator[Receiver]:
+    settings.WEBHOOK_NETWORKS = LOOPBACK
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def tenant(db):
+    return make_tenant("Acme", owner=make_user())
+
+
+def verify(
+    endpoint: WebhookEndpoint, headers: dict[str, str], body: bytes, secret: str | None = None
+) -> None:
+    """By an implementation of Standard Webhooks that is not ours."""
+    client = openai.OpenAI(api_key="none", webhook_secret=secret or webhooks.shown_secret(endpoint))
+    client.webhooks.verify_signature(body.decode(), headers)
+
+
+def tell(tenant) -> None:
+    set_limit(tenant, LimitMetric.TOKENS, 100, calendar=Calendar.DAY)
+    use(tenant, 60, timezone.now())
+
+
+def test_an_alert_arrives_signed_and_once(tenant, receiver):
+    """FAULTS 74, on the wire."""
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
+    stranger = webhooks.create_webhook(actor=TEST, tenant=make_tenant(), url=receiver.url)
+    tell(tenant)
+    for _ in range(5):
+        alert_task()
+        send_webhooks()
+    ((headers, body),) = receiver.got
+    verify(endpoint, headers, body)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        verify(stranger, headers, body)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        verify(endpoint, headers, body + b" ")
+    assert b'"type":"alert.budget"' in body
+    assert b'"threshold":50' in body
+    assert str(tenant.public_id).encode() in body
+    delivery = WebhookDelivery.objects.for_tenant(tenant).get()
+    assert (delivery.state, delivery.attempts, headers["webhook-id"]) == (
+        "delivered",
+        1,
+        str(delivery.public_id),
+    )
+    assert delivery.log[0]["status"] == 200
+
+
+def test_what_is_not_taken_comes_again_later_each_time(tenant, receiver):
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url, kinds=["budget"])
+    receiver.answers = [500, 302, 200]
+    receiver.headers = {"Location": "http://127.0.0.1:1/elsewhere"}
+    tell(tenant)
+    raise_alerts()
+    now = timezone.now()
+    assert queue_deliveries(now) == 1
+    for wait, arrives in ((0, 0), (RETRY_AFTER[0], 0), (RETRY_AFTER[1], 1)):
+        if wait:
+            assert send_deliveries(now + timedelta(seconds=wait - 1)) == 0
+        now += timedelta(seconds=wait)
+        assert send_deliveries(now) == arrives
+    assert [entry["status"] for entry in WebhookDelivery.objects.for_tenant(tenant).get().log] == [
+        500,
+        302,
+        200,
+    ]
+    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
+    assert len({body for _, body in receiver.got}) == 1
+    for headers, body in receiver.got:
+        verify(endpoint, headers, body)
+
+
+def test_it_is_given_up_after_a_day_and_can_be_sent_again(tenant, receiver):
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
+    receiver.answers = [503]
+    webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    now = timezone.now()
+    for _ in range(20):
+        send_deliveries(now)
+        now += timedelta(days=1)
+    delivery = webhooks.recent_deliveries(endpoint)[0]
+    assert (delivery.state, delivery.attempts) == (DeliveryState.FAILED, len(RETRY_AFTER) + 1)
+    assert len(receiver.got) == len(delivery.log) == len(RETRY_AFTER) + 1
+    assert sum(RETRY_AFTER) > 70_000
+    receiver.answers = [204]
+    assert webhooks.redeliver(actor=TEST, delivery=delivery)
+    assert not webhooks.redeliver(actor=TEST, delivery=delivery)
+    assert send_deliveries() == 1
+    assert b"webhook.test" in receiver.got[-1][1]
+
+
+def test_who_answers_gone_gets_no_more(tenant, receiver):
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
+    receiver.answers = [410]
+    for _ in range(2):
+        webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    send_deliveries()
+    endpoint.refresh_from_db()
+    assert endpoint.disabled_reason == "it answered 410 Gone"
+    assert len(receiver.got) == 1
+    webhooks.change_webhook(actor=TEST, endpoint=endpoint, url=endpoint.url, kinds=[], is_enabled=True)
+    receiver.answers = [200]
+    assert send_deliveries() == 1
+
+
+def test_a_rotation_signs_with_both_secrets_until_its_overlap_ends(tenant, receiver):
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
+    old = webhooks.shown_secret(endpoint)
+    endpoint = webhooks.rotate_webhook_secret(actor=TEST, endpoint=endpoint, overlap=timedelta(hours=1))
+    new = webhooks.shown_secret(endpoint)
+    assert old != new
+    assert len(base64.b64decode(new.removeprefix("whsec_"))) == 32
+    with pytest.raises(ValidationError, match="rotated before"):
+        webhooks.rotate_webhook_secret(actor=TEST, endpoint=endpoint)
+    webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    assert send_deliveries() == 1
+    for secret in (old, new):
+        verify(endpoint, *receiver.got[-1], secret=secret)
+    WebhookEndpoint.objects.filter(tenant=tenant).update(previous_until=timezone.now())
+    webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    assert send_deliveries() == 1
+    verify(endpoint, *receiver.got[-1], secret=new)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        verify(endpoint, *receiver.got[-1], secret=old)
+    audited = AuditEntry.objects.filter(tenant=tenant, action__startswith="webhook.")
+    assert set(audited.values_list("action", flat=True)) == {
+        "webhook.created",
+        "webhook.secret_rotated",
+        "webhook.tried",
+    }
+    assert new not in str(list(audited.values("before", "after")))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_senders_send_each_message_once(receiver):
+    tenant = make_tenant()
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
+    for _ in range(12):
+        webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    start = threading.Barrier(4)
+
+    def send() -> None:
+        try:
+            start.wait(30)
+            send_deliveries()
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    ids = [headers["webhook-id"] for headers, _ in receiver.got]
+    assert (len(ids), len(set(ids))) == (12, 12)
+    assert set(WebhookDelivery.objects.for_tenant(tenant).values_list("state", flat=True)) == {"delivered"}
+
+
+NOT_PUBLIC = [
+    "127.0.0.1", "127.8.9.1", "0.1.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
+    "192.0.2.7", "198.18.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2001:0:7f00:1::",
+]  # fmt: skip
+
+
+def test_what_is_public():
+    assert [text for text in NOT_PUBLIC if is_public(ip_address(text))] == []
+    assert is_public(ip_address("93.184.215.14"))
+    assert is_public(ip_address("2606:4700::1111"))
+    assert is_public(ip_address("::ffff:93.184.215.14"))
+    assert is_public(ip_address("64:ff9b::5db8:d70e"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "0x7f000001", "2130706433", "127.1", "[::ffff:127.0.0.1]", "0"],
+)
+def test_nothing_that_is_not_public_is_connected_to(host):
+    """Not even to find that nobody listens: a tenant must not learn that either."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        for scheme in ("http", "https"):
+            with pytest.raises(Forbidden):
+                post(f"{scheme}://{host}:{listener.getsockname()[1]}/", headers=[], content=b"", timeout_s=5)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_a_name_is_resolved_once_and_judged_by_all_its_addresses(monkeypatch):
+    """A name that answers differently the second time (DNS rebinding) gains nothing: nobody asks a second time."""
+    answers = [["93.184.215.14", "127.0.0.1"], ["127.0.0.1"]]
+    asked: list[str] = []
+    connected: list[str] = []
+
+    def resolve(host, port, **_):
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in answers[0]]
+
+    def connect(self, host, *_):
+        connected.append(host)
+        raise guarded_http.httpcore.ConnectError("as far as it goes")
+
+    monkeypatch.setattr(guarded_http.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(guarded_http.httpcore.SyncBackend, "connect_tcp", connect)
+    with pytest.raises(Forbidden):
+        post("https://evil.example/", headers=[], content=b"", timeout_s=5)
+    assert connected == []
+    answers[0] = ["93.184.215.14"]
+    with pytest.raises(Unreachable):
+        post("https://evil.example/", headers=[], content=b"", timeout_s=5)
+    assert connected == ["93.184.215.14"]
+    assert asked == ["evil.example"] * 2
+    with pytest.raises(Forbidden, match="TLS"):
+        post("http://evil.example/", headers=[], content=b"", timeout_s=5)
+
+
+def test_who_answers_byte_by_byte_holds_nobody_up():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def dribble() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(40):
+                    try:
+                        connection.sendall(b"H")
+                    except OSError:
+                        return
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            post(
+                f"http://127.0.0.1:{listener.getsockname()[1]}/", headers=[], content=b"{}", timeout_s=0.5,
+                allowed=LOOPBACK,
+            )  # fmt: skip
+        assert time.monotonic() - began < 3.5
+        thread.join(10)
+
+
+def test_an_address_is_checked_when_it_is_given(tenant, settings):
+    settings.WEBHOOK_NETWORKS = []
+    for url in ("http://example.com", "ftp://example.com", "https://", "https://a:b@example.com", "https://x.y/ z",
+                "https://example.com:99999", "https://example.com/#x", "https://exämple.com"):  # fmt: skip
+        with pytest.raises(ValidationError):
+            webhooks.create_webhook(actor=TEST, tenant=tenant, url=url)
+    with pytest.raises(ValidationError):
+        webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://example.com", kinds=["all"])
+    # Where it leads is judged when something is sent; the log tells no more than that it was not.
+    endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://127.0.0.1:9/")
+    webhooks.try_webhook(actor=TEST, endpoint=endpoint)
+    assert send_deliveries() == 0
+    assert webhooks.recent_deliveries(endpoint)[0].log[0]["error"] == (
+        "not sent: 127.0.0.1 is not in the public internet"
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_through_the_api(http, key):
+    tenant = make_tenant()
+    http.headers["Authorization"] = f"Bearer {make_key(tenant, scopes=[Scope.ADMIN]).secret}"
+    made = http.post("webhooks", json={"url": "https://example.com/weir", "kinds": ["budget"]})
+    assert made.status_code == 201, made.text
+    webhook_id, secret = made.json()["id"], made.json()["secret"]
+    assert secret.startswith("whsec_")
+    (listed,) = http.get("webhooks").json()["data"]
+    assert "secret" not in listed
+    assert http.post("webhooks", json={"url": "http://example.com"}).json()["error"]["param"] == "url"
+    assert http.post(f"webhooks/{webhook_id}", json={"is_enabled": False}).json()["is_enabled"] is False
+    rotated = http.post(f"webhooks/{webhook_id}/rotate", json={"overlap_s": 60}).json()
+    assert rotated["secret"] not in ("", secret)
+    assert http.post(f"webhooks/{webhook_id}/rotate", json={}).status_code == 400
+    tried = http.post(f"webhooks/{webhook_id}/test", json={})
+    assert (tried.status_code, tried.json()["state"]) == (202, "waiting")
+    (delivery,) = http.get(f"webhooks/{webhook_id}/deliveries").json()["data"]
+    assert (delivery["id"], delivery["alert"]) == (tried.json()["id"], None)
+    assert http.get("alerts").json() == {"data": [], "object": "list"}
+    assert http.delete(f"webhooks/{webhook_id}").json()["deleted"] is True
+    assert http.get(f"webhooks/{webhook_id}").json()["error"]["code"] == "webhook_not_found"
+    entry = AuditEntry.objects.filter(tenant=tenant, action="webhook.created").get()
+    assert (entry.actor_kind, entry.ip_address) == ("key", "127.0.0.1")
