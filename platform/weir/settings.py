@@ -15,6 +15,7 @@ from weir import places
 from weir.csp import STRICT
 from weir.environment import BadEnvironment, Environment, generated_secret
 from weir.logs import logging_config
+from weir.servers import DAPHNE, SERVERS
 
 env = Environment()
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
@@ -24,6 +25,8 @@ VAR_DIR = env.path("WEIR_VAR_DIR", BASE_DIR / "var")
 # --- where it is reached ---------------------------------------------------------------------------
 BIND_HOST = env.text("WEIR_HOST", "127.0.0.1")
 BIND_PORT = env.number("WEIR_PORT", 8000, least=1, most=65535)
+SERVER = env.choice("WEIR_SERVER", DAPHNE, SERVERS)
+"""What `up` runs the gateway on."""
 BASE_URL = env.text("WEIR_BASE_URL", f"http://localhost:{BIND_PORT}").rstrip("/")
 """What people and SDKs type; https here switches on what plain HTTP can't have."""
 if urlsplit(BASE_URL).scheme not in {"http", "https"} or not urlsplit(BASE_URL).hostname:

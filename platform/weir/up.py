@@ -21,6 +21,7 @@ from weir import demo, embedded
 from weir.children import ChildrenFile
 from weir.errors import StartError
 from weir.process import Command
+from weir.servers import server_arguments
 from weir.supervisor import Supervisor
 
 _FREE_BYTES_MIN: Final = 256 << 20
@@ -46,6 +47,8 @@ class Plan:
     redis_is_embedded: bool
     redis_url: str
     log_level: str
+    server: str
+    """Of the gateway, one of servers.SERVERS."""
 
     def python(self, name: str, *arguments: str, stop_grace_s: float = 15.0) -> Command:
         """One of our own processes: this Python, with the packages of this tree."""
@@ -146,9 +149,8 @@ def _web_and_background(plan: Plan) -> tuple[Command, ...]:
     celery = ("-W", "ignore:You're running the worker", "-m", "celery", "-q", "-A", "weir.celery")
     schedule = str(plan.var_dir / "run" / "celerybeat-schedule")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-    daphne = ("-m", "daphne", "-v", "0", "-b", plan.host, "-p", str(plan.port), "weir.asgi:application")
     return (
-        plan.python("gateway", *daphne),
+        plan.python("gateway", *server_arguments(plan.server, host=plan.host, port=plan.port)),
         plan.python("celery", *celery, "worker", "--loglevel", plan.log_level, *quiet, stop_grace_s=30.0),
         plan.python(
             "beat", *celery, "beat", "--loglevel", "WARNING", "--schedule", schedule, "--pidfile", ""

@@ -20,6 +20,7 @@ import httpx
 from django.db import connections
 
 from tests.engine_worker.models import VOCAB_SIZE, byte_tokenizer
+from weir.servers import DAPHNE, server_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "scripted-model"
@@ -43,6 +44,7 @@ class Site:
     port: int
     env: dict[str, str]
     log: Path
+    server: str = DAPHNE
     _gateway: subprocess.Popen[bytes] | None = None
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
@@ -53,8 +55,7 @@ class Site:
     def start_gateway(self) -> None:
         with self.log.open("ab") as log:
             self._gateway = subprocess.Popen(
-                [sys.executable, "-m", "daphne", "-v", "0", "-b", "127.0.0.1", "-p", str(self.port),
-                 "weir.asgi:application"],
+                [sys.executable, *server_arguments(self.server, host="127.0.0.1", port=self.port)],
                 cwd=ROOT, env=self.env, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until(self._answers, "the gateway to answer", self.log)

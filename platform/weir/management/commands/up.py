@@ -6,17 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 
 from engine_worker.model_store import DEFAULT_MODEL
 from weir import up
+from weir.servers import SERVERS
 
 
 class Command(BaseCommand):
     help = "Start everything on this machine: database, queue, model, gateway, background work, engine."
     requires_system_checks = ()
 
-    def handle(self, *_args: Any, **_options: Any) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--server", choices=SERVERS, default=settings.SERVER, help="the gateway's; default WEIR_SERVER"
+        )
+
+    def handle(self, *_args: Any, **options: Any) -> None:
         name = settings.MODEL_NAME or (
             DEFAULT_MODEL if settings.MODEL == DEFAULT_MODEL else Path(settings.MODEL).stem.lower()
         )
@@ -32,5 +38,6 @@ class Command(BaseCommand):
             redis_is_embedded=settings.REDIS_IS_EMBEDDED,
             redis_url=settings.REDIS_URL,
             log_level=settings.LOG_LEVEL,
+            server=options["server"],
         )
         up.run(plan)

@@ -1,0 +1,1 @@
+"""What the gateway costs a request, beside LiteLLM's proxy: see __main__.py."""

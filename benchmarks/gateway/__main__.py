@@ -1,0 +1,252 @@
+"""What the gateway costs a request, beside LiteLLM's proxy, in one call.
+
+    make bench-gateway                          (about four minutes, and the installation of LiteLLM the first time)
+    make bench-gateway ARGS="--rounds 1 --seconds 2 --peer none --servers uvicorn"
+
+Ours is the whole path: key, validation, template and tokenising, reservation from three limits, queue, worker (the
+real one, around an engine that computes nothing), token log, live channel, ledger. LiteLLM's proxy has one virtual
+master key, no database, and an upstream that answers at once. Both answer with 20 tokens, a stream in as many chunks.
+Closed loops of 1 and of 32 keep-alive connections, plain and streamed; in each round everybody has a turn. Everything
+shares the machine, as one gateway process per server.
+
+The last line is JSON: `rps_ratio` is ours on the production server over LiteLLM's at 32 connections, the smaller of
+plain and streamed; `added_p50_ratio` the greater of plain and streamed of P50 at one connection, less what the upstream
+itself takes where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.engine.measure import percentile, processor
+from benchmarks.gateway import litellm
+from benchmarks.gateway.load import Aim, Result
+from benchmarks.gateway.product import (
+    HELD,
+    HELD_STEP_S,
+    MODEL,
+    ROOT,
+    Product,
+    answers,
+    free_port,
+    running_product,
+)
+from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from weir.servers import SERVERS, UVICORN
+
+CHUNKS = 20
+_CASES = [(streamed, connections) for streamed in (False, True) for connections in (1, 32)]
+
+
+def measured(aim: Aim) -> Result:
+    """One load, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.gateway.load", json.dumps(dict(_fields(aim)))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=aim.seconds + 120)
+    if done.returncode:
+        sys.exit(f"the load failed: {done.stderr}")
+    return Result(**json.loads(done.stdout))
+
+
+def _fields(aim: Aim) -> Iterator[tuple[str, object]]:
+    for name in Aim.__slots__:
+        yield name, getattr(aim, name)
+
+
+class Contestant:
+    """Where and how to ask, and what came of it."""
+
+    def __init__(
+        self, name: str, port: int, key: str, model: str, cpu: Callable[[], dict[str, float]] = dict
+    ) -> None:
+        self.name = name
+        self._cpu = cpu
+        self.cpu_ms: dict[tuple[bool, int], dict[str, float]] = {}
+        """Of each of its processes, per request, in the last round."""
+        self.port, self._key, self._model = port, key, model
+        self.results: dict[tuple[bool, int], list[Result]] = {case: [] for case in _CASES}
+        self.asked = 0
+
+    def run(self, seconds: float, *, counts: bool = True) -> None:
+        for case in _CASES:
+            streamed, connections = case
+            before = self._cpu()
+            result = measured(
+                Aim(self.port, self._key, self._model, streamed, connections, seconds, events=CHUNKS)
+            )
+            self.asked += len(result.latency_ms)
+            self.cpu_ms[case] = {
+                process: round((seconds - before[process]) * 1000 / len(result.latency_ms), 2)
+                for process, seconds in self._cpu().items()
+            }
+            if counts:
+                self.results[case].append(result)
+
+    def rps(self, streamed: bool, connections: int) -> float:
+        return median(len(one.latency_ms) / one.wall_s for one in self.results[streamed, connections])
+
+    def p50_ms(self, streamed: bool, connections: int = 1) -> float:
+        return median(percentile(one.latency_ms, 0.5) for one in self.results[streamed, connections])
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        told: dict[str, dict[str, Any]] = {}
+        for (streamed, connections), results in self.results.items():
+            row = {
+                "rps": self.rps(streamed, connections),
+                "p50_ms": self.p50_ms(streamed, connections),
+                "p99_ms": median(percentile(one.latency_ms, 0.99) for one in results),
+                "first_p50_ms": median(percentile(one.first_ms, 0.5) for one in results),
+            }
+            told[f"{'streamed' if streamed else 'plain'}_{connections}"] = {
+                name: round(value, 2) for name, value in row.items()
+            } | {"cpu_ms": self.cpu_ms[streamed, connections]}
+        return told
+
+    def tell(self) -> None:
+        for case, row in self.summary().items():
+            print(
+                f"  {self.name:10} {case:12} {row['rps']:8.1f} requests/s   P50 {row['p50_ms']:7.2f} ms   "
+                f"P99 {row['p99_ms']:7.2f} ms   first byte P50 {row['first_p50_ms']:7.2f} ms   "
+                f"CPU ms a request {row['cpu_ms'] or '-'}",
+                flush=True,
+            )
+
+
+def held_streams(product: Product, port: int, streams: int, model_dir: Path) -> dict[str, float]:
+    """Open at once, each with a token a second: what one more costs the gateway."""
+    product.start_double(HELD, model_dir, HELD_STEP_S)
+    try:
+        # A first one, so that what is made once is not counted.
+        measured(Aim(port, product.key, HELD, True, 1, 0.0, events=2, max_tokens=2))
+        before_mb, before_s = product.memory_mb("gateway"), product.cpu_s("gateway")
+        aim = Aim(port, product.key, HELD, True, streams, 0.0, events=10, max_tokens=10)
+        command = [sys.executable, "-m", "benchmarks.gateway.load", json.dumps(dict(_fields(aim)))]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as load:
+            peak_mb = before_mb
+            while load.poll() is None:
+                peak_mb = max(peak_mb, product.memory_mb("gateway"))
+                time.sleep(0.1)
+            assert load.stdout is not None
+            output = load.stdout.read()
+        if load.returncode:
+            sys.exit("the held streams failed")
+        result = Result(**json.loads(output))
+        tokens = aim.max_tokens * len(result.latency_ms)
+        return {
+            "streams": len(result.latency_ms),
+            "kb_per_stream": round((peak_mb - before_mb) * 1000 / streams, 1),
+            "gateway_cpu_us_per_token": round((product.cpu_s("gateway") - before_s) * 1e6 / tokens),
+            "first_token_p99_ms": round(percentile(result.first_ms, 0.99), 1),
+            "latency_p99_ms": round(percentile(result.latency_ms, 0.99), 1),
+        }
+    finally:
+        product.stop(HELD)
+
+
+@contextlib.contextmanager
+def running_upstream() -> Iterator[int]:
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gateway.upstream", str(port), str(CHUNKS)], cwd=ROOT
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not answers(port):
+            if time.monotonic() > deadline:
+                sys.exit("the upstream did not start")
+            time.sleep(0.05)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def settled_rows(product: Product, asked: int) -> dict[str, float]:
+    """Each request has its row; how long the last one took after the last answer."""
+    began = time.monotonic()
+    product.until(lambda: product.ledger_rows() >= asked, "the ledger")
+    rows = product.ledger_rows()
+    if rows != asked:
+        sys.exit(f"{asked} requests, but {rows} rows in the ledger")
+    return {"rows": rows, "drained_after_s": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--servers", default=",".join(SERVERS), help="ours to measure")
+    parser.add_argument("--production", default=UVICORN, help="the one that is compared")
+    parser.add_argument("--streams", type=int, default=500, help="open at once; 0: skip that part")
+    parser.add_argument("--peer", default=str(ROOT / "var" / "bench" / "litellm"), help="its venv, or none")
+    arguments = parser.parse_args()
+    servers = arguments.servers.split(",")
+    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    command = litellm.installed(Path(arguments.peer)) if arguments.peer != "none" else None
+    told: dict[str, object] = {}
+    print(
+        f"{processor()}, {arguments.rounds} round(s) of {arguments.seconds:g} s a load, {CHUNKS} tokens an answer"
+    )
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-bench-")))
+        upstream = Contestant("upstream", stack.enter_context(running_upstream()), "none", MODEL)
+        peer = None
+        if command is not None:
+            port = stack.enter_context(running_litellm_at(command, upstream, scratch))
+            peer = Contestant("litellm", port, litellm.KEY, litellm.MODEL)
+        product = stack.enter_context(running_product(scratch, model_dir, free_port()))
+        ours = {name: Contestant(name, 0, product.key, MODEL, product.cpu_s_of_all) for name in servers}
+        for round_ in range(arguments.rounds):
+            for name, contestant in ours.items():
+                # A fresh one each time: what one server leaves in memory is not the next one's.
+                contestant.port = product.start_gateway(name)
+                contestant.run(0.5, counts=False)
+                contestant.run(arguments.seconds)
+                if round_ == 0 and name == arguments.production and arguments.streams:
+                    told["held"] = held_streams(product, contestant.port, arguments.streams, model_dir)
+                product.stop("gateway")
+            if peer is not None:
+                if round_ == 0:
+                    peer.run(0.5, counts=False)
+                peer.run(arguments.seconds)
+            upstream.run(min(1.0, arguments.seconds))
+        held = told.get("held")
+        extra = 1 + arguments.streams if held else 0
+        told["ledger"] = settled_rows(product, sum(one.asked for one in ours.values()) + extra)
+    for contestant in (*ours.values(), *([peer] if peer else []), upstream):
+        contestant.tell()
+        told[contestant.name] = contestant.summary()
+    for name in ("held", "ledger"):
+        if name in told:
+            print(f"  {name:10} {told[name]}")
+    best = ours.get(arguments.production)
+    if best and peer:
+        told = {
+            "rps_ratio": round(min(best.rps(s, 32) / peer.rps(s, 32) for s in (False, True)), 2),
+            "added_p50_ratio": round(
+                max(best.p50_ms(s) / (peer.p50_ms(s) - upstream.p50_ms(s)) for s in (False, True)), 3
+            ),
+            **told,
+        }
+    print(json.dumps(told))
+
+
+def running_litellm_at(
+    command: Path, upstream: Contestant, scratch: Path
+) -> contextlib.AbstractContextManager[int]:
+    return litellm.running_litellm(command, upstream.port, scratch)
+
+
+if __name__ == "__main__":
+    main()

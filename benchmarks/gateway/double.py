@@ -1,0 +1,125 @@
+"""The engine worker's double: the real worker, broker and outbox around an engine that computes nothing.
+
+    python -m benchmarks.gateway.double NAME MODEL_DIR STEP_S     (Redis from REDIS_URL)
+
+Each step gives every request its next token. With a step of 0 s an answer is there at once, in as many chunks as it
+has tokens; a long one holds streams open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from engine_worker.engine.measurements import Measurements
+from engine_worker.engine.types import EngineRequest, EngineStats, RequestOutput, StepOutputs
+from engine_worker.model_card import read_model_card
+from engine_worker.process import configure_logging, run_worker
+from engine_worker.protocol import Finish, FinishReason
+from engine_worker.worker_config import WorkerConfig
+
+_SLOTS = 1024
+_TOKEN = 28  # any that is not special
+
+
+@dataclass(slots=True)
+class _Running:
+    request: EngineRequest
+    produced: int = 0
+    aborted: str = ""
+
+
+class InstantEngine:
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._running: dict[str, _Running] = {}
+        self._work = asyncio.Event()
+        self._steps = 0
+        self.meter = Measurements(_SLOTS)
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        self._running.clear()
+
+    def add(self, request: EngineRequest) -> None:
+        self._running[request.request_id] = _Running(request)
+        self._work.set()
+
+    def abort(self, request_id: str, reason: str = "cancelled") -> None:
+        if running := self._running.get(request_id):
+            running.aborted = reason
+
+    async def steps(self) -> AsyncIterator[StepOutputs]:
+        while True:
+            if not self._running:
+                self._work.clear()
+                await self._work.wait()
+            await asyncio.sleep(self._step_s)
+            self._steps += 1
+            outputs = [self._advance(running) for running in self._running.values()]
+            for output in outputs:
+                if output.finish:
+                    del self._running[output.request_id]
+            yield StepOutputs(outputs=outputs, stats=self.stats())
+
+    def _advance(self, running: _Running) -> RequestOutput:
+        request, seq = running.request, running.produced
+        token_ids = [] if running.aborted else [_TOKEN]
+        running.produced += len(token_ids)
+        reason = running.aborted
+        if running.produced >= request.sampling.max_tokens:
+            reason = FinishReason.LENGTH
+        finish = None
+        if reason:
+            finish = Finish(
+                reason=reason,
+                prompt_tokens=len(request.prompt_token_ids),
+                completion_tokens=running.produced,
+            )
+        return RequestOutput(
+            request_id=request.request_id,
+            seq=seq,
+            token_ids=token_ids,
+            text=" token" * len(token_ids),
+            finish=finish,
+        )
+
+    def stats(self) -> EngineStats:
+        running = len(self._running)
+        return EngineStats(
+            steps=self._steps,
+            running=running,
+            waiting=0,
+            kv_blocks_total=_SLOTS,
+            kv_blocks_used=running,
+            step_s=self._step_s,
+            scheduled_tokens=running,
+            preemptions=0,
+        )
+
+    def room(self) -> int:
+        return max(0, _SLOTS - len(self._running))
+
+
+def main() -> int:
+    name, directory, step_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    configure_logging()
+    # Two lines a request would be written to nobody.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    return run_worker(
+        InstantEngine(step_s),
+        lambda: read_model_card(name, directory, context_length=8192, dtype="float32"),
+        WorkerConfig(model=name, redis_url=os.environ["REDIS_URL"], canary_s=3600),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""LiteLLM's proxy in a virtual environment of its own: one virtual master key, no database, one worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gateway.product import answers, free_port
+
+VERSION = "1.108"
+KEY = "sk-bench-0123456789"
+MODEL = "bench"
+_START_S = 180.0
+
+_CONFIG = """
+model_list:
+  - model_name: {model}
+    litellm_params: {{model: "openai/{model}", api_base: "http://127.0.0.1:{upstream}/v1", api_key: "none"}}
+general_settings: {{master_key: "{key}"}}
+litellm_settings: {{telemetry: false}}
+"""
+
+
+def installed(venv: Path) -> Path:
+    """Its command, after it was installed there, once."""
+    command = venv / "bin" / "litellm"
+    if not command.exists():
+        print(f"installing LiteLLM {VERSION} into {venv} (some minutes, once)", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, f"litellm[proxy]=={VERSION}.*"], check=True)
+    return command
+
+
+@contextlib.contextmanager
+def running_litellm(command: Path, upstream: int, scratch: Path) -> Iterator[int]:
+    """The port of a proxy in front of the upstream."""
+    port = free_port()
+    config = scratch / "litellm.yaml"
+    config.write_text(_CONFIG.format(model=MODEL, upstream=upstream, key=KEY))
+    # Nothing of ours in its environment, and no look at the network for prices.
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    env = inherited | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    with (scratch / "litellm.log").open("wb") as log:
+        proxy = subprocess.Popen(
+            [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"],
+            env=env, cwd=scratch, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + _START_S
+        while not answers(port, "/health/liveliness"):
+            if proxy.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"LiteLLM did not start:\n{(scratch / 'litellm.log').read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield port
+    finally:
+        proxy.terminate()
+        try:
+            proxy.wait(15)
+        except subprocess.TimeoutExpired:
+            proxy.kill()
+            proxy.wait(10)
