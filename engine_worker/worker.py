@@ -1,8 +1,9 @@
 """The worker: claim what can start now, run it, publish every step, until told to stop.
 
-Four tasks share one event loop and one outbox:
+Five tasks share one event loop and one outbox:
 
     claim      broker.claim(engine.room()) -> engine.add
+    hear       of better work, while there is no room -> claim
     collect    engine.steps()              -> outbox
     publish    outbox -> broker.publish    -> verdicts -> engine.abort
     heartbeat  status, registration, the sweep, and a watch over the engine's progress
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import socket
 import time
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from typing import Final
 
 import structlog
 
+from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
@@ -36,9 +37,8 @@ from engine_worker.worker_config import WorkerConfig
 
 _log = structlog.get_logger("engine_worker.worker")
 
-_BACKOFF_MIN_S: Final = 0.05
-_BACKOFF_MAX_S: Final = 2.0
 _WAIT_FOR_WORK_S: Final = 1.0
+_WAIT_FOR_BETTER_S: Final = 5.0
 
 
 class Worker:
@@ -81,6 +81,7 @@ class Worker:
         claim = asyncio.create_task(self._claim(), name="worker-claim")
         tasks = [
             claim,
+            asyncio.create_task(self._hear(), name="worker-hear"),
             asyncio.create_task(self._collect(), name="worker-collect"),
             asyncio.create_task(self._publish(), name="worker-publish"),
             asyncio.create_task(self._heartbeat(), name="worker-heartbeat"),
@@ -101,7 +102,7 @@ class Worker:
         _log.info("worker_stopped", worker_id=self._config.worker_id, failed=bool(failures))
         return 1 if failures else 0
 
-    # -- the four tasks ------------------------------------------------------------------------
+    # -- the five tasks ------------------------------------------------------------------------
 
     async def _claim(self) -> None:
         """Ends by itself when stopping: a claim that is cancelled half way would strand what it took."""
@@ -136,6 +137,24 @@ class Worker:
         for claim in claims:
             self._start(claim)
         return bool(claims)
+
+    async def _hear(self) -> None:
+        """A better class than all that waited does not have to wait for the next publish to be heard of."""
+        backoff = Backoff()
+        while True:
+            if self._stopping.is_set():
+                await asyncio.sleep(_WAIT_FOR_BETTER_S)
+                continue
+            try:
+                better = await self._broker.wait_for_better(_WAIT_FOR_BETTER_S)
+                backoff.reset()
+            except BrokerUnavailable:
+                await backoff.sleep()
+                continue
+            if better is not None:
+                waiting = self._broker.waiting_class
+                self._broker.waiting_class = better if waiting is None else min(better, waiting)
+                self._stepped.set()
 
     def _start(self, claim: Claim) -> None:
         request = claim.request
@@ -357,20 +376,6 @@ class Worker:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-
-
-class Backoff:
-    """Doubling waits with jitter: a fleet must not come back in one instant."""
-
-    def __init__(self) -> None:
-        self._next_s = _BACKOFF_MIN_S
-
-    def reset(self) -> None:
-        self._next_s = _BACKOFF_MIN_S
-
-    async def sleep(self) -> None:
-        await asyncio.sleep(self._next_s * random.uniform(0.5, 1))  # noqa: S311
-        self._next_s = min(self._next_s * 2, _BACKOFF_MAX_S)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

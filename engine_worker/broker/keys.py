@@ -22,6 +22,7 @@ the prefix, so it carries the same tag and lies in the same slot.
     leases                zset    running ids by end of lease, server ms     empty (2)
     arrivals              string  arrival counter                            never (3)
     wake                  list    one token per piece of new work            60 s
+    better                list    ranks of work better than what waited      5 s
     usage                 stream  UsageEvents the ledger has not taken       acknowledged (4)
     card                  string  ModelCard                                  24 h after the last heartbeat
     workers               zset    worker ids by last heartbeat, server ms    60 s after the last heartbeat

@@ -75,8 +75,8 @@ class WorkerBroker:
         self.waiting_class: int | None = None
         """The best class that had a backlog at the last publish; None when nothing waited."""
         self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
-        # Its own connection, and a patience that outlasts the server's.
-        self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=1)
+        # Connections of their own, and a patience that outlasts the server's.
+        self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=2)
 
     async def aclose(self) -> None:
         for client in (self._redis, self._waiting):
@@ -122,6 +122,15 @@ class WorkerBroker:
         """True as soon as a request is queued, False after `timeout_s` (at most 5): a hint to claim."""
         async with bounded(timeout_s + self._timeout_s):
             return bool(await cast(Any, self._waiting.blpop([self._prefix + "wake"], timeout=timeout_s)))
+
+    async def wait_for_better(self, timeout_s: float) -> int | None:
+        """The class of a request that was queued while nothing as good waited, or None after `timeout_s` (at most 5).
+
+        A hint for a worker that is full of worse ones; of several workers one gets it.
+        """
+        async with bounded(timeout_s + self._timeout_s):
+            found = await cast(Any, self._waiting.blpop([self._prefix + "better"], timeout=timeout_s))
+        return None if found is None else int(found[1])
 
     async def publish(self, held: Sequence[Held]) -> list[Verdict]:
         """One step: appends to the logs, sends live, renews every lease, ends what is finished; a verdict each.

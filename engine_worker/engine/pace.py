@@ -36,6 +36,7 @@ class Pace:
         scheduler.may_speculate = self._controller.rung < Rung.NO_SPECULATION
         streams = [sequence for sequence in scheduler.running if sequence.num_uncomputed == 1]
         targets = [target for sequence in streams if (target := self._target(sequence)) is not None]
+        targets += self._of_whoever_may_come(scheduler)
         scheduler.allow(
             self._controller.allowance(self._began, streams=len(streams), target_s=min(targets, default=None))
         )
@@ -50,6 +51,13 @@ class Pace:
             self._controller.note_step(duration_s, decodes=decodes, prompt_tokens=prompt_tokens)
         lateness = ((wait, self._target(sequence)) for sequence, wait in waits)
         self._controller.note_gaps(wait / target for wait, target in lateness if target is not None)
+
+    def _of_whoever_may_come(self, scheduler: Scheduler) -> list[float]:
+        """Targets of better classes than have prompts now: one that arrives waits for the step that runs."""
+        prompts = [sequence.rank for sequence in scheduler.running if sequence.num_uncomputed > 1]
+        prompts += [sequence.rank for sequence in scheduler.waiting[:1]]
+        best = min(prompts, default=0)
+        return [target for rank, target in self._targets_s.items() if rank < best]
 
     def _target(self, sequence: Sequence) -> float | None:
         return self._targets_s.get(sequence.rank)

@@ -6,6 +6,7 @@ token, the decodes, come first, so that no prompt stalls a stream; chunks of pro
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Scheduler:
         self._speculative_tokens = speculative_tokens
         self._speculative_rows = speculative_rows
         self.may_speculate = True
+        self._are_held = False
         # Both sorted by `Sequence.order`, best first.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -95,7 +97,8 @@ class Scheduler:
         self._admit()
         budget = self._allowed.tokens
         plan: list[Scheduled] = []
-        decodes = list(self._decodes())
+        lowest = self._lowest_rank()
+        decodes = list(self._decodes(lowest))
         limit = self._draft_limit(len(decodes))
         budget -= len(decodes)
         for sequence in decodes:
@@ -103,7 +106,7 @@ class Scheduler:
             plan.append(Scheduled(sequence, 1 + len(draft), draft))
             budget -= len(draft)
         for sequence in self.running:
-            if budget <= 0:
+            if budget <= 0 or sequence.rank > lowest:
                 break
             if sequence.num_uncomputed > 1:
                 chunk = min(budget, sequence.num_uncomputed)
@@ -111,9 +114,18 @@ class Scheduler:
                 budget -= chunk
         return plan
 
-    def _decodes(self) -> Iterator[Sequence]:
+    def _lowest_rank(self) -> float:
+        """The last class that takes part in this step. Beside a prompt lower classes than its own sit out every
+        second step: so its first token does not wait for theirs, and they don't stand still."""
+        best = next((sequence.rank for sequence in self.running if sequence.num_uncomputed > 1), math.inf)
+        self._are_held = not self._are_held and bool(self.running) and self.running[-1].rank > best
+        return best if self._are_held else math.inf
+
+    def _decodes(self, lowest: float) -> Iterator[Sequence]:
         """Running sequences that need one token and have, or get, the block for it."""
         for sequence in list(self.running):
+            if sequence.rank > lowest:
+                return
             if sequence.status is Status.RUNNING and sequence.num_uncomputed == 1 and self._grow(sequence):
                 yield sequence
 
@@ -144,20 +156,21 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Moves the best waiting sequences to running while slots, blocks and the budget last."""
-        demand = sum(sequence.num_uncomputed for sequence in self.running)
-        while self.waiting and demand < self._allowed.tokens:
+        while self.waiting:
             head = self.waiting[0]
+            # Not that of lower classes: a better one's prompt is computed before theirs.
+            demand = sum(s.num_uncomputed for s in self.running if s.rank <= head.rank)
+            if demand >= self._allowed.tokens:
+                return
             found = self._find(head)
             while not self._fits(head, found):
                 if not self._can_displace(head, found):
                     return
-                demand -= self.running[-1].num_uncomputed
                 self._preempt(self.running[-1])
             self.waiting.remove(head)
             self._start(head, found)
             head.status = Status.RUNNING
             insort(self.running, head, key=_ORDER)
-            demand += head.num_uncomputed
 
     def _find(self, head: Sequence) -> list[int]:
         """The cached blocks that `head` can begin with."""

@@ -74,11 +74,12 @@ class LatencyController:
             self._prompt_token_s = _smoothed(self._prompt_token_s, rate)
 
     def allowance(self, now: float, *, streams: int, target_s: float | None) -> Allowance:
-        """For the next step. `streams`: those that wait for a token; `target_s`: the tightest of theirs."""
+        """For the next step. `streams`: those that wait for a token; `target_s`: the tightest of theirs, and of
+        those that may come while it runs."""
         self._decide(now)
         tokens = self._tokens
-        if streams and target_s is not None and self._prompt_token_s:
-            left_s = _FORECAST * target_s - (self._decode_s or 0.0)
+        if target_s is not None and self._prompt_token_s:
+            left_s = _FORECAST * target_s - (self._decode_s or 0.0 if streams else 0.0)
             tokens = min(tokens, streams + int(left_s / self._prompt_token_s))
         # Beside any number of streams prompts get on by as much as the floor.
         return Allowance(max(tokens, min(self._ceiling.tokens, self._floor.tokens + streams)), self._seqs)

@@ -35,14 +35,14 @@ def redis_url() -> str:
 
 @pytest.fixture
 async def gateway(redis_url: str) -> AsyncIterator[GatewayBroker]:
-    broker = GatewayBroker(redis_url, timeout_s=5)
+    broker = GatewayBroker(redis_url, timeout_s=30)
     yield broker
     await broker.aclose()
 
 
 @pytest.fixture
 async def worker(redis_url: str, model: str) -> AsyncIterator[WorkerBroker]:
-    broker = WorkerBroker(redis_url, model=model, worker_id="w1", timeout_s=5)
+    broker = WorkerBroker(redis_url, model=model, worker_id="w1", timeout_s=30)
     yield broker
     await broker.aclose()
 

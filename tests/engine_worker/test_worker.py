@@ -163,6 +163,28 @@ async def test_with_all_slots_taken_a_better_tier_is_let_in_and_the_lower_goes_o
     assert {event.attempts for event in await usage_events(redis_url, model)} == {1}
 
 
+async def test_a_full_worker_claims_what_is_better_before_its_next_step(start, gateway, make, model):
+    """Its step may be long: what better tiers wait for is at most that one, not the one after it as well."""
+    engine = ScriptedEngine(max_num_seqs=2)
+    start(engine, lease_ms=120_000)
+    for n in range(3):
+        await put(gateway, make(f"low-{n}", tier_rank=2, sampling=SamplingParams(max_tokens=600)))
+    await until(tokens_logged(gateway, model, "low-1", 5))
+    engine.pause()
+    await asyncio.sleep(0.1)  # for the publish of the last step
+    steps = engine.stats().steps
+    await put(gateway, make("high", tier_rank=0, sampling=SamplingParams(max_tokens=5)))
+
+    async def is_claimed() -> bool:
+        return (await gateway.request_state(model, "high")).state == "running"
+
+    await until(is_claimed)
+    assert engine.stats().steps == steps
+    engine.resume()
+    await until(finished(gateway, model, "high"))
+    assert (await gateway.request_state(model, "low-0")).state == "running"
+
+
 async def test_an_idle_worker_starts_at_once(start, gateway, make, model):
     start()
     await put(gateway, make("warm"))

@@ -3,6 +3,13 @@
 
 -- A request that comes back keeps its arrival number, and so stands before all that came after it.
 local function join_queue(request)
+  local best = redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1]
+  if not best or tonumber(request.rank) < tonumber(best) then
+    -- For workers that are full of what is worse: the only one of its class, or of a better one, that waits.
+    redis.call('LPUSH', prefix .. 'better', request.rank)
+    redis.call('LTRIM', prefix .. 'better', 0, 15)
+    redis.call('PEXPIRE', prefix .. 'better', 5000)
+  end
   redis.call('ZADD', prefix .. 'tiers', request.rank, request.rank)
   redis.call('ZADD', prefix .. 'tier:' .. request.rank, request.arrival, request.id)
   redis.call('ZADD', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.arrival, request.id)

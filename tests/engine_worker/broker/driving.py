@@ -70,7 +70,7 @@ async def end_backoffs(redis_url: str, model: str, at_ms: int = 1) -> None:
             await client.zadd(key, {request_id: at_ms}, xx=True)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not await condition():
         assert time.monotonic() < deadline, "it never came true"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -227,6 +228,17 @@ async def test_publishing_tells_the_best_class_that_waits(gateway, worker, make)
     await put(gateway, make("r2", tier_rank=0))
     await publish(worker, claim)
     assert worker.waiting_class == 0
+
+
+async def test_only_what_is_better_than_all_that_waits_is_called_out_to_full_workers(gateway, worker, make):
+    heard = asyncio.create_task(worker.wait_for_better(5))
+    for n, rank in enumerate([2, 2, 1, 2, 1, 0, 1]):
+        await put(gateway, make(f"r{n}", tier_rank=rank))
+    assert [await heard, await worker.wait_for_better(5), await worker.wait_for_better(5)] == [2, 0, 1]
+    assert await worker.wait_for_better(0.01) is None
+    assert len(await worker.claim(7)) == 7
+    await put(gateway, make("r7", tier_rank=2))
+    assert await worker.wait_for_better(5) == 2
 
 
 async def test_claiming_stays_quick_with_a_long_queue(gateway, worker, make, redis_url):

@@ -133,6 +133,31 @@ def test_the_same_class_does_not_displace():
     assert shares(scheduler.schedule()) == {1: 1}
 
 
+def test_a_better_class_is_admitted_whatever_prompts_lower_ones_have_left():
+    scheduler, _ = make(seqs=4, budget=16)
+    scheduler.add(sequence(1, 60, 8, (2, 0.0)))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(2, 20, 8, (0, 0.0)))
+    assert shares(scheduler.schedule()) == {2: 16}
+
+
+def test_beside_a_prompt_lower_classes_sit_out_every_second_step():
+    scheduler, _ = make(100, seqs=8, budget=16)
+    scheduler.add(sequence(1, 4, 100, (2, 0.0)))
+    scheduler.add(sequence(2, 4, 100, (0, 0.0)))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(3, 60, 8, (2, 0.0)))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(4, 40, 8, (0, 1.0)))
+    steps = []
+    for _ in range(4):
+        plan = scheduler.schedule()
+        steps.append(shares(plan))
+        compute(scheduler, plan)
+    # The stream of its own class is in each of them, and in the last all is as if there had been no prompt.
+    assert steps == [{2: 1, 4: 15}, {2: 1, 1: 1, 4: 14}, {2: 1, 4: 11}, {2: 1, 4: 1, 1: 1, 3: 13}]
+
+
 def test_nobody_is_displaced_in_vain():
     # The better request would not fit even if the lower class left: it stays.
     scheduler, _ = make(9, seqs=4, budget=64)

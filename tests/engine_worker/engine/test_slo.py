@@ -106,8 +106,10 @@ class Machine:
         self.pace = Pace(LatencyController(CEILING, FLOOR), {0: target_s} if paced else {}, lambda: self.now)
         self.meter = Meter(clock=lambda: self.now)
         self.gaps: list[tuple[int, float]] = []
+        self.longest_s = 0.0
 
     def step(self) -> None:
+        began = self.now
         self.pace.before(self.scheduler)
         plan = self.scheduler.schedule()
         chunks = [n for n in shares(plan).values() if n > 1]
@@ -119,6 +121,35 @@ class Machine:
         self.gaps += [(sequence.uid, wait) for sequence, wait in waits]
         for item in plan:
             item.sequence.take_output()
+        self.longest_s = max(self.longest_s, self.now - began)
+
+
+def first_token_beside_lower_classes(*, paced: bool) -> tuple[float, float]:
+    """Of the best class, when it comes in the middle of a step; and the longest step before it came."""
+    machine = Machine(paced=paced, target_s=0.1)
+    for uid in range(1, 9):
+        machine.scheduler.add(sequence(uid, 40, max_tokens=400, priority=(2, float(uid))))
+    for _ in range(20):
+        machine.step()
+    machine.scheduler.add(sequence(98, 8000, max_tokens=4, priority=(2, 98.0)))
+    machine.longest_s = 0.0
+    for _ in range(5):
+        machine.step()
+    machine.scheduler.add(sequence(99, 40, max_tokens=4, priority=(0, 0.0)))
+    before, came = machine.longest_s, machine.now
+    machine.step()
+    assert machine.scheduler.running[0].num_output == 1
+    return machine.now - came, before
+
+
+def test_who_may_come_waits_for_no_longer_step_than_its_target():
+    first_token_s, longest_s = first_token_beside_lower_classes(paced=True)
+    assert longest_s <= 0.1
+    assert first_token_s == pytest.approx(Machine.step_s + 40 * Machine.prompt_token_s)  # as if alone
+    # The control: without a target a better class still goes first, but waits for a step of any length.
+    first_token_s, longest_s = first_token_beside_lower_classes(paced=False)
+    assert longest_s > 0.5
+    assert first_token_s == pytest.approx(Machine.step_s + 40 * Machine.prompt_token_s)
 
 
 def worst_gap_while_a_long_prompt_arrives(*, paced: bool) -> float:

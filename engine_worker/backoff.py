@@ -1,0 +1,24 @@
+"""How long to wait before the next try."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+_MIN_S: Final = 0.05
+_MAX_S: Final = 2.0
+
+
+class Backoff:
+    """Doubling waits with jitter: a fleet must not come back in one instant."""
+
+    def __init__(self) -> None:
+        self._next_s = _MIN_S
+
+    def reset(self) -> None:
+        self._next_s = _MIN_S
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self._next_s * random.uniform(0.5, 1))  # noqa: S311
+        self._next_s = min(self._next_s * 2, _MAX_S)
