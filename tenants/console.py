@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec, cast
 from uuid import UUID
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.functional import SimpleLazyObject
 
 from tenants.models import Membership, Role, Tenant, User
 from tenants.principal import Principal, Scope
@@ -84,6 +86,14 @@ def last_console(request: HttpRequest) -> Console | None:
         if str(membership.tenant.public_id) == last:
             return Console(request.user, membership, memberships)
     return Console(request.user, memberships[0], memberships) if memberships else None
+
+
+def about_the_visitor(request: HttpRequest) -> dict[str, Any]:
+    """For every template: the console that a person came from, for pages that are about no tenant."""
+    return {
+        "last_console": SimpleLazyObject(lambda: last_console(request)),
+        "mail_is_sent": settings.MAIL_IS_SENT,
+    }
 
 
 def tenant_page(

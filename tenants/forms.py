@@ -5,21 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from allauth.account.forms import LoginForm
 from django import forms
-from django.contrib.auth.forms import AuthenticationForm
 
 
-class SignInForm(AuthenticationForm):
-    error_messages = {
-        "invalid_login": "That e-mail address and password do not match an account.",
-        "inactive": "This account is switched off. Ask the operator of this installation.",
-    }
-
+class SignInForm(LoginForm):  # type: ignore[misc]  # allauth is untyped
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["username"].label = "E-mail address"
-        self.fields["username"].widget.input_type = "email"
-        self.fields["username"].widget.attrs["autocomplete"] = "username"
+        self.fields["login"].label = "E-mail address"
+        self.fields["password"].help_text = ""  # the page has the link
+        for name, autocomplete in (("login", "username"), ("password", "current-password")):
+            attrs = self.fields[name].widget.attrs
+            attrs.pop("placeholder", None)
+            attrs["autocomplete"] = autocomplete
 
 
 class NewKeyForm(forms.Form):

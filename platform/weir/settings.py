@@ -76,6 +76,13 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.usersessions",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "channels",
     "tenants",
     "inference",
@@ -89,6 +96,8 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "tenants.account.StaffMfaMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "weir.csp.ContentSecurityPolicyMiddleware",
 ]
@@ -110,6 +119,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "tenants.console.about_the_visitor",
             ],
         },
     },
@@ -182,6 +192,15 @@ DATABASES = {
 _redis = urlsplit(REDIS_URL)
 if _redis.scheme not in {"redis", "rediss", "unix"} or not (_redis.hostname or _redis.path.strip("/")):
     raise BadEnvironment("REDIS_URL should be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH")
+CACHES = {
+    # What counts failed sign-ins: shared, so that guesses are counted over all gateways.
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "weir:cache",
+        "OPTIONS": {"socket_timeout": 5, "socket_connect_timeout": 5},
+    }
+}
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.core.RedisChannelLayer",
@@ -206,6 +225,49 @@ if _smtp_url is not None:
         # Its message may repeat the URL, which holds a password.
         raise BadEnvironment("WEIR_SMTP_URL should be like submission://USER:PASSWORD@HOST:587") from error
 EMAIL_TIMEOUT = 15
+MAIL_IS_SENT = _smtp_url is not None
+
+# --- people: signing in, by django-allauth ---------------------------------------------------------
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+ACCOUNT_ADAPTER = "tenants.account.AccountAdapter"
+ACCOUNT_FORMS = {"login": "tenants.forms.SignInForm"}
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
+ACCOUNT_SIGNUP_ENABLED = False  # accounts come by the operator, by invitation, or by a tenant's own sign-in
+ACCOUNT_EMAIL_VERIFICATION = env.choice(
+    "WEIR_EMAIL_VERIFICATION", "optional", ("none", "optional", "mandatory")
+)
+if ACCOUNT_EMAIL_VERIFICATION == "mandatory" and not MAIL_IS_SENT:
+    raise BadEnvironment(
+        "WEIR_EMAIL_VERIFICATION is mandatory, but WEIR_SMTP_URL is not set: nobody could sign in"
+    )
+ACCOUNT_CHANGE_EMAIL = True  # one address each; the old one holds until the new one is confirmed
+ACCOUNT_CONFIRM_EMAIL_ON_GET = False  # mail scanners follow links
+ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Weir] "
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # strangers get no mail from us because someone typed their address
+ACCOUNT_EMAIL_NOTIFICATIONS = MAIL_IS_SENT
+ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _over_https else "http"
+ACCOUNT_SESSION_REMEMBER = True
+ACCOUNT_LOGOUT_REDIRECT_URL = "/"
+ACCOUNT_RATE_LIMITS = {
+    # Of failures: an address's guesses over all accounts, and everyone's guesses at one account.
+    "login_failed": "10/m/ip,5/300s/key",
+    "login": "60/m/ip",  # a whole office signs in from one address
+}
+MFA_ADAPTER = "tenants.account.MfaAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_TOTP_ISSUER = "Weir"
+MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
+MFA_ALLOW_UNVERIFIED_EMAIL = True  # nobody can sign up with another's address here
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not _over_https
+STAFF_NEED_MFA = env.flag("WEIR_STAFF_MFA", False)
+"""Operators see the admin only with a second factor set up."""
 
 # --- webhooks --------------------------------------------------------------------------------------
 try:

@@ -1,5 +1,6 @@
 """Routes: wiring only."""
 
+from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
 
@@ -13,5 +14,6 @@ urlpatterns = [
     path("", include("tenants.urls")),
     path("admin/live/", admin.site.admin_view(live_page), name="admin_live"),
     path("admin/live/dead-letter/", admin.site.admin_view(dead_letter), name="admin_dead_letter"),
+    path("admin/login/", secure_admin_login(admin.site.login)),  # one way in, with second factor and lock-out
     path("admin/", admin.site.urls),
 ]

@@ -15,6 +15,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from tenants.admin.base import AuditedAdmin
 from tenants.models import User
+from tenants.services.people import know_address
 
 admin.site.unregister(Group)
 
@@ -57,6 +58,11 @@ class UserAdmin(AuditedAdmin, DjangoUserAdmin):  # type: ignore[type-arg]  # not
 
     def audit_tenant(self, obj: Any) -> None:
         return None
+
+    @transaction.atomic
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        know_address(obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

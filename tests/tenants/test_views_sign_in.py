@@ -11,10 +11,10 @@ from tenants.models import User
 @pytest.mark.django_db
 def test_sign_in_and_out(client: Client):
     User.objects.create_user("ada@example.com", "a long enough password")
-    refused = client.post("/login/", {"username": "ada@example.com", "password": "wrong"})
+    refused = client.post("/login/", {"login": "ada@example.com", "password": "wrong"})
     assert refused.status_code == 200
     assert b"do not match an account" in refused.content
-    accepted = client.post("/login/", {"username": "ada@example.com", "password": "a long enough password"})
+    accepted = client.post("/login/", {"login": "ada@example.com", "password": "a long enough password"})
     assert accepted.status_code == 302
     assert "_auth_user_id" in client.session
     client.post("/logout/")
@@ -27,7 +27,7 @@ def test_sign_in_never_redirects_to_another_site(client: Client):
     response = client.post(
         "/login/?next=https://evil.example/",
         {
-            "username": "ada@example.com",
+            "login": "ada@example.com",
             "password": "a long enough password",
             "next": "https://evil.example/",
         },
