@@ -20,6 +20,7 @@ from django.shortcuts import redirect
 from django.utils.deprecation import MiddlewareMixin
 
 from tenants.client_address import client_address
+from tenants.models import User
 from tenants.services.people import know_address
 
 _STAFF_PATHS = ("/admin/", "/operator/")
@@ -42,6 +43,13 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth is
         know_address(user)  # of an account that the operator made, or gave another address
         response: HttpResponseBase | None = super().pre_login(request, user, **kwargs)
         return response
+
+    def confirm_email(self, request: HttpRequest, email_address: Any) -> bool:
+        # allauth looks at confirmed addresses alone; an account that nobody has signed in to yet has none.
+        others = User.objects.exclude(pk=email_address.user_id)
+        if others.filter(email=email_address.email).exists():
+            return False
+        return bool(super().confirm_email(request, email_address))
 
 
 class MfaAdapter(DefaultMFAAdapter):  # type: ignore[misc]

@@ -232,7 +232,9 @@ def test_a_new_address_counts_when_it_is_confirmed(client, settings):
     taken = make_user().email
     client.post("/email/", {"email": taken, "action_add": ""})
     for message in mail.outbox:
-        if message.to == [taken] and (link := re.search(r"http://testserver(/confirm-email/\S+/)", message.body)):
+        if message.to == [taken] and (
+            link := re.search(r"http://testserver(/confirm-email/\S+/)", message.body)
+        ):
             client.post(link[1])
     user.refresh_from_db()
     assert user.email == new
