@@ -42,7 +42,8 @@ def test_all_parts_of_the_product_are_there():
     assert set(COMPOSE["services"]) >= {
         "postgres", "valkey", "migrate", "gateway", "celery", "beat", "engine", "engine-gpu"
     }  # fmt: skip
-    assert [name for name, service in OURS.items() if "profiles" in service] == ["engine-gpu"]
+    profiles = {name: service["profiles"] for name, service in OURS.items() if "profiles" in service}
+    assert profiles == {"model": ["cpu"], "engine": ["cpu"], "engine-gpu": ["gpu"]}
 
 
 def test_services_depend_on_services_that_can_satisfy_them():
@@ -68,7 +69,9 @@ def test_what_a_service_runs_exists(name: str):
             module, _, attribute = argument.partition(":")
             assert hasattr(import_module(module), attribute)
     if arguments[:2] == ["-m", "engine_worker"]:
-        assert parse(arguments[2:], OURS[name]["environment"]).worker.model
+        # The file is in the container.
+        environment = {**OURS[name]["environment"], "REDIS_URL_FILE": "", "REDIS_URL": "redis://valkey"}
+        assert parse(arguments[2:], environment).worker.model
 
 
 @pytest.mark.parametrize("name", OURS)

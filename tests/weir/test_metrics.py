@@ -90,6 +90,35 @@ def test_a_gateway_counts_streams_to_their_end(site: Site):
     assert secret not in str(after), "a path is not a label"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_ends_when_the_last_open_answer_has(site: Site):
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "max_tokens": 600,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    bearer = {"Authorization": f"Bearer {make_key(make_tenant()).secret}"}
+    drain = [sys.executable, "manage.py", "drain", "--url", site.url, "--settle", "0"]
+    with httpx.stream(
+        "POST", f"{site.url}/v1/chat/completions", json=body, headers=bearer, timeout=60
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        draining = subprocess.Popen(
+            [*drain, "--timeout", "100"], cwd=ROOT, env=site.env, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert draining.stdout
+            assert draining.stdout.readline() == "1 still open\n"
+            assert draining.poll() is None
+            assert any(line == "data: [DONE]" for line in lines)
+            assert draining.wait(60) == 0
+        finally:
+            draining.kill()
+            draining.communicate()
+
+
 def test_without_the_token_there_is_no_such_page(site: Site):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \u00e9".encode()}):
         assert httpx.get(f"{site.url}/metrics", headers=headers, timeout=10).status_code == 404
@@ -136,7 +165,7 @@ def test_celery_sums_over_its_processes(site: Site, tmp_path: Path):
         assert time.time() - found[key("weir_celery_task_last_success_timestamp_seconds", task=task)] < 90
     finally:
         celery.terminate()
-        celery.wait(30)
+        celery.wait(90)
         log.close()
     assert len(list((tmp_path / "counts").glob("counter_*.db"))) >= 2, "two processes shared the work"
 
