@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from asgiref.sync import async_to_sync
@@ -22,7 +22,7 @@ from engine_worker.broker.operator import DeadLetter, ModelQueue
 from engine_worker.protocol import Rung
 from inference.operator_api import read_live_state
 from tenants.admin.base import actor_of
-from tenants.models import Tenant, Tier
+from tenants.models import Tenant, Tier, User
 from tenants.services import record_audit
 
 _RUNGS: dict[Rung, str] = {
@@ -33,15 +33,19 @@ _RUNGS: dict[Rung, str] = {
 @never_cache
 @require_safe
 def live_page(request: HttpRequest) -> HttpResponse:
-    """`?part` gives the figures alone, for their refresh."""
-    context: dict[str, Any] = {"may_act": request.user.is_superuser, "state": None}
+    """As it is now; from then on it is kept fresh by `/ws/live`."""
+    state = None
     with suppress(BrokerUnavailable):  # the page says so
-        context["state"] = _named(async_to_sync(read_live_state)())
-    if "part" in request.GET:
-        return render(request, "admin/live_part.html", context)
+        state = async_to_sync(read_live_state)()
+    context = live_context(cast(User, request.user), state)
     return render(
         request, "admin/live.html", {**admin.site.each_context(request), "title": "Live", **context}
     )
+
+
+def live_context(user: User, state: dict[str, Any] | None) -> dict[str, Any]:
+    """Of the page and of its part. Two queries."""
+    return {"may_act": user.is_superuser, "state": None if state is None else _named(state)}
 
 
 @require_POST
@@ -49,9 +53,11 @@ def dead_letter(request: HttpRequest) -> HttpResponse:
     """Queues a dead request again, or lets it go."""
     if not request.user.is_superuser:
         raise PermissionDenied
-    verb = request.POST.get("verb", "")
-    model, request_id = request.POST.get("model", ""), request.POST.get("request_id", "")
-    tenant = _tenant_or_none(request.POST.get("tenant", ""))
+    # In the address of each button: one form, with one token, stands beside a part that comes anew all the time.
+    asked = request.GET
+    verb = asked.get("verb", "")
+    model, request_id = asked.get("model", ""), asked.get("request_id", "")
+    tenant = _tenant_or_none(asked.get("tenant", ""))
     if verb not in ("requeue", "drop") or tenant is None:
         raise Http404
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Aggregate, F, Q, Sum
@@ -144,6 +145,22 @@ def usage_by_day_and_model(
         for row in rows
     ]
     return sorted(usage, key=lambda row: (-row.day.toordinal(), -row.total_tokens, row.model))
+
+
+def month_by_project(tenant: Tenant, now: datetime | None = None) -> dict[UUID | None, Totals]:
+    """What each project used this month, by its public id; None: what belongs to none."""
+    first = today_of(tenant, now).replace(day=1)
+    rows = (
+        UsageDay.objects.filter(tenant=tenant, day__gte=first)
+        .values("project_public_id")
+        .annotate(**_sums("month"))
+        .order_by()
+    )
+    found: dict[UUID | None, Totals] = {}
+    for row in rows:
+        sums: dict[str, Any] = dict(row)
+        found[sums["project_public_id"]] = _totals(sums, "month")
+    return found
 
 
 def total(rows: Sequence[DayOfModel]) -> Totals:

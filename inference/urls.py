@@ -2,7 +2,16 @@
 
 from django.urls import path
 
-from inference import billing_views, chat_views, health, usage_views, views
+from inference import (
+    batch_views,
+    billing_views,
+    chat_views,
+    health,
+    key_views,
+    project_views,
+    usage_views,
+    views,
+)
 from inference.metrics import metrics
 from inference.operator_api import live_state
 
@@ -16,10 +25,19 @@ urlpatterns = [
     path("operator/live", live_state, name="live_state"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),
     path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
+    path("t/<uuid:tenant_id>/keys/", key_views.keys, name="keys"),
+    path("t/<uuid:tenant_id>/keys/<uuid:key_id>/", key_views.key, name="key"),
+    path("t/<uuid:tenant_id>/keys/<uuid:key_id>/revoke/", key_views.revoke_key, name="revoke_key"),
+    path("t/<uuid:tenant_id>/keys/<uuid:key_id>/rotate/", key_views.rotate_key, name="rotate_key"),
+    path("t/<uuid:tenant_id>/projects/", project_views.projects, name="projects"),
+    path("t/<uuid:tenant_id>/projects/<uuid:project_id>/", project_views.project, name="project"),
     path("t/<uuid:tenant_id>/usage/", usage_views.usage, name="usage"),
     path("t/<uuid:tenant_id>/usage.csv", usage_views.usage_csv, name="usage_csv"),
     path("t/<uuid:tenant_id>/requests/", usage_views.request_log, name="requests"),
     path("t/<uuid:tenant_id>/requests/<str:request_id>/", usage_views.request_page, name="request"),
+    path("t/<uuid:tenant_id>/batches/", batch_views.batch_list, name="batches"),
+    path("t/<uuid:tenant_id>/batches/<str:batch_id>/cancel/", batch_views.cancel, name="cancel_batch"),
+    path("t/<uuid:tenant_id>/batches/files/<str:file_id>", batch_views.batch_file, name="batch_file"),
     path("t/<uuid:tenant_id>/exports/", billing_views.exports, name="exports"),
     path("t/<uuid:tenant_id>/exports/<uuid:export_id>/", billing_views.export_file, name="export_file"),
     path("t/<uuid:tenant_id>/statement/", billing_views.statement, name="statement"),

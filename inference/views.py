@@ -12,8 +12,8 @@ from django.views.decorators.http import require_safe
 from inference import selectors
 from inference.fleet import served_models
 from tenants.console import Console, last_console, tenant_page
-from tenants.quotas.gauges import forecast, limits_left
-from tenants.selectors import api_key_names
+from tenants.quotas.gauges import limit_gauges
+from tenants.selectors import api_key_names, limits_of_keys
 
 _RECENT_REQUESTS = 15
 
@@ -59,7 +59,7 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         "today": today,
         "month": month,
         "health": selectors.month_health(console.tenant),
-        "limits": forecast(limits_left(console.principal()), console.tenant),
+        "limits": limit_gauges(console.principal(), console.tenant),
         "alerts": selectors.recent_alerts(console.tenant),
         "requests": [(record, record.key_public_id and names.get(record.key_public_id)) for record in recent],
         **api_example(request),
@@ -70,6 +70,15 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
 @require_safe
 @tenant_page
 def limits(request: HttpRequest, console: Console) -> HttpResponse:
-    """The overview's gauges alone, for their refresh."""
-    context = {"console": console, "limits": forecast(limits_left(console.principal()), console.tenant)}
+    """Every limit of the tenant with what is left of it, and what its tier and its keys are bound to."""
+    tenant, tier = console.tenant, console.tenant.tier
+    context = {
+        "console": console,
+        "section": "limits",
+        "limits": limit_gauges(console.principal(), tenant),
+        "key_limits": limits_of_keys(tenant),
+        "max_wait_ms": 1000 * (tier.max_wait_s or tier.deadline_s),
+        "deadline_ms": 1000 * tier.deadline_s,
+        "weight": tenant.weight or tier.weight,
+    }
     return render(request, "inference/limits.html", context)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
+from django.contrib.sessions.backends.base import SessionBase
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import SimpleLazyObject
 
@@ -66,12 +67,17 @@ def memberships_of(user: User) -> tuple[Membership, ...]:
 
 def open_console(request: HttpRequest, tenant_public_id: UUID) -> Console:
     """The console of one tenant. To those who don't belong to it, it does not exist: Http404."""
-    user = cast(User, request.user)
+    console = console_of(cast(User, request.user), request.session, tenant_public_id)
+    if request.session.get(_LAST_TENANT) != str(tenant_public_id):
+        request.session[_LAST_TENANT] = str(tenant_public_id)
+    return console
+
+
+def console_of(user: User, session: SessionBase, tenant_public_id: UUID) -> Console:
+    """The same, for who is no HTTP request."""
     memberships = memberships_of(user)
     for membership in memberships:
         if membership.tenant.public_id == tenant_public_id:
-            if request.session.get(_LAST_TENANT) != str(tenant_public_id):
-                request.session[_LAST_TENANT] = str(tenant_public_id)
             return Console(user, membership, memberships)
     raise Http404
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 from allauth.account.forms import LoginForm
-from django import forms
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]  # allauth is untyped
@@ -18,24 +16,3 @@ class SignInForm(LoginForm):  # type: ignore[misc]  # allauth is untyped
             attrs = self.fields[name].widget.attrs
             attrs.pop("placeholder", None)
             attrs["autocomplete"] = autocomplete
-
-
-class NewKeyForm(forms.Form):
-    name = forms.CharField(
-        max_length=120,
-        label="Name",
-        widget=forms.TextInput(
-            attrs={"placeholder": "For instance: support bot, production", "autocomplete": "off"}
-        ),
-    )
-    lifetime = forms.TypedChoiceField(
-        label="Ends",
-        coerce=int,
-        choices=[(0, "Never"), (30, "In 30 days"), (90, "In 90 days"), (365, "In a year")],
-        initial=0,
-    )
-
-    def expires_at(self, now: datetime) -> datetime | None:
-        """Only on a valid form."""
-        days: int = self.cleaned_data["lifetime"]
-        return now + timedelta(days=days) if days else None

@@ -9,9 +9,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Count, Q
 from django.utils import timezone
 
+from tenants.key_format import PREFIX
 from tenants.models import (
     ApiKey,
     AuthEpoch,
@@ -200,19 +201,20 @@ def limits_of(tenant: Tenant, api_key: ApiKey | None) -> tuple[LimitSpec, ...]:
         LimitScope.TENANT: str(tenant.public_id),
         LimitScope.KEY: "" if api_key is None else str(api_key.public_id),
     }
-    return tuple(
-        LimitSpec(
-            scope=LimitScope(row.scope),
-            owner_id=row.model or owners[LimitScope(row.scope)],
-            metric=LimitMetric(row.metric),
-            amount=row.amount,
-            period_s=row.period_s,
-            burst=row.burst,
-            calendar=Calendar(row.calendar) if row.calendar else None,
-            is_hard=row.is_hard,
-            serial=row.pk if row.calendar else 0,
-        )
-        for row in rows
+    return tuple(_limit_spec(row, row.model or owners[LimitScope(row.scope)]) for row in rows)
+
+
+def _limit_spec(row: QuotaLimit, owner_id: str) -> LimitSpec:
+    return LimitSpec(
+        scope=LimitScope(row.scope),
+        owner_id=owner_id,
+        metric=LimitMetric(row.metric),
+        amount=row.amount,
+        period_s=row.period_s,
+        burst=row.burst,
+        calendar=Calendar(row.calendar) if row.calendar else None,
+        is_hard=row.is_hard,
+        serial=row.pk if row.calendar else 0,
     )
 
 
@@ -286,7 +288,10 @@ def get_project(principal: Principal, public_id: str) -> Project:
 def get_api_key(principal: Principal, public_id: str) -> ApiKey:
     """Raises ApiKeyNotFound for an absent key as for another tenant's: one query, one answer."""
     try:
-        return ApiKey.objects.for_tenant(principal.tenant_id).get(public_id=UUID(public_id))
+        keys = ApiKey.objects.for_tenant(principal.tenant_id)
+        return keys.select_related("tenant__tier", "use", "project", "max_tier").get(
+            public_id=UUID(public_id)
+        )
     except (ValueError, ApiKey.DoesNotExist):
         raise ApiKeyNotFound(public_id) from None
 
@@ -298,6 +303,75 @@ def list_api_keys(principal: Principal) -> list[ApiKey]:
             "use", "created_by", "project", "max_tier"
         )
     )
+
+
+_KEYS_PER_PAGE: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """Some of a tenant's keys, newest first, as they were asked for."""
+
+    keys: list[ApiKey]
+    ended: bool
+    search: str
+    before: str
+    older: str
+    """The `before` of the next page; "" where none follows."""
+
+
+def key_page(tenant: Tenant, *, ended: bool = False, search: str = "", before: str = "") -> KeyPage:
+    """The keys that work or, `ended`, those that don't any more; found by the last key of the page before."""
+    is_ended = Q(revoked_at__isnull=False) | Q(expires_at__lte=timezone.now())
+    rows = ApiKey.objects.for_tenant(tenant).filter(is_ended if ended else ~is_ended)
+    if search:
+        rows = rows.filter(Q(name__icontains=search) | Q(lookup_id=search.removeprefix(PREFIX)))
+    last = _key_id(tenant, before)
+    if last is not None:
+        rows = rows.filter(id__lt=last)
+    found = list(rows.select_related("use", "project", "max_tier").order_by("-id")[: _KEYS_PER_PAGE + 1])
+    keys = found[:_KEYS_PER_PAGE]
+    older = str(keys[-1].public_id) if len(found) > len(keys) else ""
+    return KeyPage(keys, ended, search, before if last is not None else "", older)
+
+
+def _key_id(tenant: Tenant, public_id: str) -> int | None:
+    try:
+        asked = UUID(public_id)
+    except ValueError:
+        return None
+    return ApiKey.objects.for_tenant(tenant).filter(public_id=asked).values_list("id", flat=True).first()
+
+
+def keys_for_batches(tenant: Tenant) -> list[ApiKey]:
+    """Keys that work now and may run models, by name; at most a hundred."""
+    is_live = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+    may_run = Q(scopes__overlap=[Scope.INFERENCE.value, Scope.ADMIN.value])
+    return list(
+        ApiKey.objects.for_tenant(tenant)
+        .filter(is_live, may_run, revoked_at=None)
+        .order_by("name", "id")[:100]
+    )
+
+
+def limits_of_keys(tenant: Tenant) -> list[tuple[ApiKey, list[LimitSpec]]]:
+    """Live keys that have limits of their own, by name; at most two hundred limits. One query."""
+    rows = (
+        QuotaLimit.objects.filter(tenant=tenant, scope=LimitScope.KEY.value, api_key__revoked_at=None)
+        .select_related("api_key")
+        .order_by("api_key__name", "api_key_id", "id")[:200]
+    )
+    found: dict[ApiKey, list[LimitSpec]] = {}
+    for row in rows:
+        assert row.api_key is not None
+        found.setdefault(row.api_key, []).append(_limit_spec(row, str(row.api_key.public_id)))
+    return list(found.items())
+
+
+def projects_with_keys(tenant: Tenant) -> list[Project]:
+    """By name, each with its number of `live_keys`."""
+    live = Count("api_keys", filter=Q(api_keys__revoked_at=None))
+    return list(Project.objects.for_tenant(tenant).annotate(live_keys=live))
 
 
 def api_key_names(tenant: Tenant, public_ids: Collection[UUID]) -> dict[UUID, str]:

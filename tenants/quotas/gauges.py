@@ -42,6 +42,10 @@ class Gauge:
     remaining: int
     at_this_rate: int | None
     """What a budget's period will have taken at its end; None for other limits, and while it is too young to tell."""
+    full_again_ms: int = 0
+    """Until a rate's bucket is full, a budget's period over."""
+    binds: bool = False
+    """Of all limits the one with the least left, as the API's headers name it; none while all are full."""
 
     @property
     def will_not_do(self) -> bool:
@@ -55,7 +59,26 @@ def forecast(
     if states is None:
         return None
     now = now or timezone.now()
-    return [Gauge(state.limit, state.remaining, _at_this_rate(state, tenant, now)) for state in states]
+    least = min(states, key=_share_left, default=None)
+    return [
+        Gauge(
+            state.limit,
+            state.remaining,
+            _at_this_rate(state, tenant, now),
+            full_again_ms=state.reset_after_ms,
+            binds=state is least and state.remaining < state.limit.burst,
+        )
+        for state in states
+    ]
+
+
+def limit_gauges(principal: Principal, tenant: Tenant) -> list[Gauge] | None:
+    """Every limit that binds the principal, as it is now; None when Redis can't say."""
+    return forecast(limits_left(principal), tenant)
+
+
+def _share_left(state: BucketState) -> float:
+    return state.remaining / state.limit.burst
 
 
 def _at_this_rate(state: BucketState, tenant: Tenant, now: datetime) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ipaddress import ip_network
-from typing import Final
+from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -80,17 +80,53 @@ def issue_api_key(
         tenant=tenant,
         target=api_key,
         after={
-            "name": api_key.name,
             "prefix": api_key.prefix,
             "scopes": api_key.scopes,
             "expires_at": expires_at,
-            "project": None if project is None else project.name,
-            "allowed_models": api_key.allowed_models,
-            "allowed_networks": api_key.allowed_networks,
-            "max_tier": None if max_tier is None else max_tier.name,
+            **_bounds(api_key),
         },
     )
     return IssuedKey(api_key=api_key, secret=secret.reveal)
+
+
+@transaction.atomic
+def change_api_key(
+    *,
+    actor: Actor,
+    api_key: ApiKey,
+    name: str,
+    project: Project | None,
+    allowed_models: Iterable[str],
+    allowed_networks: Iterable[str],
+    max_tier: Tier | None,
+) -> bool:
+    """Renames a key, moves it to a project, binds it anew; it holds within a second. False when nothing differs.
+
+    Raises django.core.exceptions.ValidationError when a value won't do.
+    """
+    if project is not None and project.tenant_id != api_key.tenant_id:
+        raise ValueError("a key can't be of another tenant's project")
+    keys = ApiKey.objects.for_tenant(api_key.tenant_id).select_for_update(of=("self",))
+    locked = keys.select_related("tenant", "project", "max_tier").get(pk=api_key.pk)
+    before = _bounds(locked)
+    locked.name, locked.project, locked.max_tier = name.strip(), project, max_tier
+    locked.allowed_models = sorted(set(allowed_models))
+    locked.allowed_networks = _networks(allowed_networks)
+    locked.full_clean()
+    after = _bounds(locked)
+    if after == before:
+        return False
+    locked.save(update_fields=["name", "project", "max_tier", "allowed_models", "allowed_networks"])
+    changed = [field for field in after if after[field] != before[field]]
+    record_audit(
+        actor=actor,
+        action="key.changed",
+        tenant=locked.tenant,
+        target=locked,
+        before={field: before[field] for field in changed},
+        after={field: after[field] for field in changed},
+    )
+    return True
 
 
 @transaction.atomic
@@ -152,6 +188,17 @@ def rotate_api_key(
             after={"previous_until": locked.previous_until},
         )
     return IssuedKey(api_key=locked, secret=secret.reveal)
+
+
+def _bounds(api_key: ApiKey) -> dict[str, Any]:
+    """What can be changed of a key, as the audit log writes it."""
+    return {
+        "name": api_key.name,
+        "project": None if api_key.project is None else api_key.project.name,
+        "allowed_models": api_key.allowed_models,
+        "allowed_networks": api_key.allowed_networks,
+        "max_tier": None if api_key.max_tier is None else api_key.max_tier.name,
+    }
 
 
 def _networks(given: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from tenants.models import Project, Tenant
@@ -18,3 +19,42 @@ def create_project(*, actor: Actor, tenant: Tenant, name: str) -> Project:
         actor=actor, action="project.created", tenant=tenant, target=project, after={"name": project.name}
     )
     return project
+
+
+@transaction.atomic
+def rename_project(*, actor: Actor, project: Project, name: str) -> bool:
+    """False when that is its name. Raises django.core.exceptions.ValidationError when it won't do or is taken."""
+    locked = Project.objects.for_tenant(project.tenant_id).select_for_update().get(pk=project.pk)
+    before, locked.name = locked.name, name.strip()
+    if locked.name == before:
+        return False
+    locked.full_clean()
+    locked.save(update_fields=["name"])
+    record_audit(
+        actor=actor,
+        action="project.renamed",
+        tenant=locked.tenant,
+        target=locked,
+        before={"name": before},
+        after={"name": locked.name},
+    )
+    return True
+
+
+@transaction.atomic
+def delete_project(*, actor: Actor, project: Project) -> None:
+    """Raises django.core.exceptions.ValidationError while it has keys, also revoked ones: reports name it by them."""
+    locked = Project.objects.for_tenant(project.tenant_id).select_for_update().get(pk=project.pk)
+    if keys := locked.api_keys.count():
+        raise ValidationError(
+            f"“{locked.name}” has {keys} key{'' if keys == 1 else 's'}, and reports name it by them: "
+            "move them to another project first."
+        )
+    record_audit(
+        actor=actor,
+        action="project.deleted",
+        tenant=locked.tenant,
+        target=locked,
+        before={"name": locked.name},
+    )
+    locked.delete()

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from tenants.models import ApiKey, AuditEntry, Role, User
-from tenants.services import add_member
+from tenants.services import KeyLimit, add_member, create_project, key_limits
 from tests.factories import TEST, Cast, make_cast, make_key, make_user
 
 SECRET = re.compile(r"wr_live_\w+_\w+")
@@ -169,3 +169,78 @@ def test_who_may_rotate(cast: Cast):
     elsewhere = reverse("rotate_key", args=[cast.other_tenant.public_id, key.public_id])
     assert signed_in(cast.outsider).post(elsewhere, {"rotation_id": "x" * 40}).status_code == 404
     assert ApiKey.objects.get(tenant=cast.tenant, pk=key.pk).rotation_digest is None
+
+
+BOUND = {
+    "name": "bot",
+    "lifetime": "0",
+    "scopes": ["inference", "usage:read"],
+    "max_tier": "batch",
+    "allowed_networks": "192.0.2.7, 2001:db8::/32",
+    "requests_per_minute": "30",
+    "cost_per_month": "12.5",
+}
+
+
+def test_a_key_is_bound_and_limited_when_it_is_made_and_again_later(cast: Cast):
+    project = create_project(actor=TEST, tenant=cast.tenant, name="Support")
+    owner = signed_in(cast.owner)
+    owner.post(keys_url(cast), {**BOUND, "project": str(project.public_id)})
+    key = ApiKey.objects.get(tenant=cast.tenant)
+    assert (key.project, key.max_tier and key.max_tier.name) == (project, "batch")
+    assert key.allowed_networks == ["192.0.2.7/32", "2001:db8::/32"]
+    assert sorted(key.scopes) == ["inference", "usage:read"]
+    assert key_limits(key) == {KeyLimit.REQUESTS_PER_MINUTE: 30, KeyLimit.COST_PER_MONTH: 12_500_000}
+
+    url = reverse("key", args=[cast.tenant.public_id, key.public_id])
+    page = owner.get(url).content.decode()
+    assert 'value="12.5"' in page
+    assert "Requests per minute" in page
+    answer = owner.post(url, {"name": "robot", "tokens_per_minute": "900", "requests_per_minute": "40"})
+    assert answer.status_code == 302
+    key.refresh_from_db()
+    assert (key.name, key.project, key.max_tier, key.allowed_networks) == ("robot", None, None, [])
+    assert key_limits(key) == {KeyLimit.REQUESTS_PER_MINUTE: 40, KeyLimit.TOKENS_PER_MINUTE: 900}
+    changes = AuditEntry.objects.filter(tenant=cast.tenant, action="key.changed")
+    assert changes.get().before["name"] == "bot"
+    owner.post(url, {"name": "robot", "tokens_per_minute": "900", "requests_per_minute": "40"})
+    assert changes.count() == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"allowed_networks": "here"}, {"requests_per_minute": "0"}, {"cost_per_month": "1e30"}]
+)
+def test_a_bound_that_will_not_do_is_explained_and_nothing_is_made(cast: Cast, given: dict[str, str]):
+    answer = signed_in(cast.owner).post(keys_url(cast), {"name": "bot", "lifetime": "0", **given})
+    assert b'role="alert"' in answer.content
+    assert b'<details class="more" open>' in answer.content
+    assert not ApiKey.objects.filter(tenant=cast.tenant).exists()
+
+
+def test_a_revoked_key_is_shown_but_can_not_be_changed(cast: Cast):
+    key = make_key(cast.tenant, name="gone").api_key
+    url = reverse("key", args=[cast.tenant.public_id, key.public_id])
+    owner = signed_in(cast.owner)
+    owner.post(reverse("revoke_key", args=[cast.tenant.public_id, key.public_id]))
+    assert b"Save" not in owner.get(url).content
+    assert owner.post(url, {"name": "back"}).status_code == 403
+    assert "gone" not in owner.get(keys_url(cast) + "?q=gone").content.decode().split("</form>")[-1]
+    assert "gone" in owner.get(keys_url(cast) + "?state=ended").content.decode()
+
+
+def test_long_lists_are_paged_and_found_by_name_or_by_the_keys_beginning(cast: Cast):
+    keys = [make_key(cast.tenant, name=f"key {number:02}").api_key for number in range(53)]
+    owner = signed_in(cast.owner)
+    first = owner.get(keys_url(cast)).content.decode()
+    assert "key 52" in first
+    assert "key 02" not in first
+    older = re.search(r'href="(\?before=[^"]+)"', first)
+    assert older
+    second = owner.get(keys_url(cast) + older[1]).content.decode()
+    assert "key 02" in second
+    assert "key 03" not in second
+    found = owner.get(keys_url(cast), {"q": keys[7].prefix}).content.decode()
+    assert "key 07" in found
+    assert "key 08" not in found
+    assert "No key of that name" in owner.get(keys_url(cast), {"q": "\0nobody"}).content.decode()
+    assert owner.get(keys_url(cast), {"before": str(uuid4())}).status_code == 200

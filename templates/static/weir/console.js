@@ -1,4 +1,4 @@
-// What every page shares: theme choice, copy buttons, times in the reader's zone, the dialog, polite refreshing.
+// What every page shares: theme choice, copy buttons, times in the reader's zone, the dialog.
 
 const TIME_STYLES = {
   time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
@@ -72,20 +72,6 @@ function initTheme() {
   }
 }
 
-/** Regions with data-refresh-s ask htmx for a fresh copy, but only while somebody can see them. */
-function initRefresh() {
-  const due = new Map();
-  setInterval(() => {
-    if (document.hidden) return;
-    const now = Date.now();
-    for (const element of document.querySelectorAll("[data-refresh-s]")) {
-      const next = due.get(element.id) ?? now + Number(element.dataset.refreshS) * 1000;
-      if (now >= next) element.dispatchEvent(new CustomEvent("refresh"));
-      due.set(element.id, now >= next ? now + Number(element.dataset.refreshS) * 1000 : next);
-    }
-  }, 1000);
-}
-
 document.addEventListener("click", (event) => {
   const target = event.target instanceof Element ? event.target : null;
   const copy = target?.closest("[data-copy]");
@@ -112,6 +98,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
   const target = event.detail.target;
   if (target.matches?.("dialog")) target.showModal();
 });
+document.addEventListener("weir:fresh", ({ target }) => localiseTimes(target));
 document.addEventListener("htmx:afterSettle", () => {
   localiseTimes(document);
   const focus = document.querySelector("[data-focus]");
@@ -122,7 +109,6 @@ document.addEventListener("htmx:afterSettle", () => {
 });
 // A failed fragment must not look like nothing happened: load the whole page, which shows the error.
 document.addEventListener("htmx:responseError", (event) => {
-  if (event.detail.requestConfig.verb === "get" && event.detail.elt.dataset.refreshS) return;
   announce("That did not work");
   location.reload();
 });
@@ -135,5 +121,4 @@ document.addEventListener("submit", (event) => {
 });
 
 initTheme();
-initRefresh();
 localiseTimes(document);

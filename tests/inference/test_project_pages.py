@@ -1,0 +1,76 @@
+"""The console's pages about projects and limits: what they show, who may change what."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from tenants.models import AuditEntry, Project, Role
+from tenants.principal import LimitMetric
+from tenants.services import add_member, create_project
+from tests.factories import TEST, Cast, make_cast, make_key, make_user, set_limit
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+def client_of(user) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_projects_are_made_renamed_and_deleted_when_empty(cast):
+    owner = client_of(cast.owner)
+    url = reverse("projects", args=[cast.tenant.public_id])
+    assert "No projects yet" in owner.get(url).content.decode()
+    made = owner.post(url, {"name": "<i>Support</i>"}, follow=True).content.decode()
+    assert "&lt;i&gt;Support" in made
+    assert "<i>Support" not in made
+    row = Project.objects.get(tenant=cast.tenant)
+    assert "already exists" in owner.post(url, {"name": row.name}, follow=True).content.decode()
+    one = reverse("project", args=[cast.tenant.public_id, row.public_id])
+    owner.post(one, {"name": "Research"})
+    row.refresh_from_db()
+    assert row.name == "Research"
+    key = make_key(cast.tenant, project=row).api_key
+    refused = owner.post(one, {"verb": "delete", "name": "Research"}, follow=True).content.decode()
+    assert "has 1 key" in refused
+    key.delete()
+    assert "is deleted" in owner.post(one, {"verb": "delete"}, follow=True).content.decode()
+    assert not Project.objects.filter(tenant=cast.tenant).exists()
+    actions = AuditEntry.objects.filter(tenant=cast.tenant, action__startswith="project.")
+    assert {"project.created", "project.renamed", "project.deleted"} == set(
+        actions.values_list("action", flat=True)
+    )
+
+
+def test_who_may_only_look_makes_none(cast):
+    person = make_user()
+    add_member(actor=TEST, tenant=cast.tenant, user=person, role=Role.VIEWER)
+    row = create_project(actor=TEST, tenant=cast.tenant, name="Support")
+    viewer = client_of(person)
+    page = viewer.get(reverse("projects", args=[cast.tenant.public_id])).content.decode()
+    assert "Support" in page
+    assert "Create project" not in page
+    assert viewer.post(reverse("projects", args=[cast.tenant.public_id]), {"name": "x"}).status_code == 403
+    one = reverse("project", args=[cast.tenant.public_id, row.public_id])
+    assert viewer.post(one, {"verb": "delete"}).status_code == 403
+
+
+def test_the_limits_page_tells_the_tiers_the_tenants_and_the_keys(cast):
+    set_limit(cast.tenant, LimitMetric.REQUESTS, 600)
+    set_limit(cast.tenant.tier, LimitMetric.CONCURRENCY, 32)
+    key = make_key(cast.tenant, name="nightly").api_key
+    set_limit(key, LimitMetric.TOKENS, 5000)
+    page = client_of(cast.member).get(reverse("limits", args=[cast.tenant.public_id])).content.decode()
+    assert "600 of 600" in page
+    assert "of the tier" in page
+    assert "nightly" in page
+    assert "5,000 tokens per minute" in page
+    assert "binds now" not in page
