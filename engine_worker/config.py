@@ -34,12 +34,17 @@ class EngineConfig:
     """KV blocks in all, scratch block included; None: as many as `kv_cache_memory` holds."""
     kv_cache_memory: int = 2 << 30
     """Bytes for keys and values of all layers. On the CPU a page that is never used costs nothing."""
+    swap_memory: int = 512 << 20
+    """Bytes of host memory for the blocks of preempted requests, used where copying them is cheaper than computing
+    their tokens again; 0: none. On the CPU it costs nothing until it is used."""
     prefix_cache: bool = True
     """Keep full blocks for requests of the same tenant that begin with the same tokens."""
     max_num_seqs: int = 64
     """Sequences that run at once."""
     max_num_batched_tokens: int = 512
     """Tokens computed per step: every decode first, then chunks of prompts."""
+    overlap: bool = False
+    """Schedule and launch each step while the one before it runs: the same tokens; docs/engine.md."""
     max_model_len: int | None = None
     """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
 
@@ -65,6 +70,8 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running sequence needs a token per step"
             )
+        if self.swap_memory < 0:
+            raise ValueError(f"swap_memory must be 0 or more, it is {self.swap_memory}")
         if self.num_kv_blocks is not None and self.num_kv_blocks < 2:
             raise ValueError("num_kv_blocks must be at least 2: one is scratch, one holds tokens")
         if self.precision not in ("fp32", "fp16", "int8"):

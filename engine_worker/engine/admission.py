@@ -41,6 +41,8 @@ class Admission:
         if request.adapter and request.adapter not in self.adapters:
             raise InvalidRequest(f"this model has no adapter {request.adapter!r}")
         self._check_sampling(sampling)
+        if request.cancel_after is not None and request.cancel_after < 1:
+            raise InvalidRequest(f"cancel_after must be 1 or more, it is {request.cancel_after}")
         self._check_ids("resumed_token_ids", request.resumed_token_ids)
         eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
         sequence = Sequence(

@@ -109,13 +109,13 @@ class AsyncEngine:
         prompt: str | Sequence[int],
         sampling_params: SamplingParams | None = None,
         output_kind: OutputKind = OutputKind.DELTA,
-        cancel_after: float | None = None,
+        cancel_after: int | None = None,
         deadline: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The outputs of one request. Closing the iterator aborts it within a step.
 
-        `sampling_params` None: greedy, as many tokens as the context leaves. `cancel_after`: seconds
-        from now until it is cancelled. `deadline`: Unix time in seconds. Raises InvalidRequest,
+        `sampling_params` None: greedy, as many tokens as the context leaves. `cancel_after`: it is
+        cancelled when it has so many tokens. `deadline`: Unix time in seconds. Raises InvalidRequest,
         DuplicateRequest or EngineDead at the first item.
         """
         limits = self.limits
@@ -126,18 +126,14 @@ class AsyncEngine:
             prompt_token_ids=prompt,
             sampling=sampling_params or SamplingParams(max_tokens=limits.max_model_len, temperature=0.0),
             deadline_ms=None if deadline is None else int(deadline * 1000),
+            cancel_after=cancel_after,
         )
         stream: _Stream = asyncio.Queue()
         uid = self._submit(request, stream)
-        timer = None
-        if cancel_after is not None:
-            timer = asyncio.get_running_loop().call_later(cancel_after, self._abort_uid, uid)
         try:
             async for output in _shaped(stream, output_kind):
                 yield output
         finally:
-            if timer is not None:
-                timer.cancel()
             self._abort_uid(uid)
 
     # -- state
@@ -232,6 +228,8 @@ class AsyncEngine:
         except BaseException as error:
             log.exception("engine.dead")
             self._post(self._die, error)
+        finally:
+            core.device.close()
 
     def _obey(self, core: EngineCore) -> bool:
         """Runs all commands that are there, waits for one if there is no work. False: stop."""

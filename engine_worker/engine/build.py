@@ -10,12 +10,15 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
+from engine_worker.engine.device import InlineDevice, ThreadDevice
+from engine_worker.engine.executor import Executor
 from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.slo import Allowance, LatencyController
+from engine_worker.engine.swap import HostBlocks
 from engine_worker.runner.model_loader import load
 from engine_worker.runner.model_runner import ModelRunner
 
@@ -41,16 +44,19 @@ def build(config: EngineConfig) -> Built:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         speculative_tokens=config.speculative_tokens,
+        host=_host_blocks(config, runner),
     )
     limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
+    meter = Meter(config.max_num_seqs)
+    executor = Executor(runner, Sampler(loaded.vocab_size), meter)
     return Built(
         core=EngineCore(
-            runner,
-            Sampler(loaded.vocab_size),
+            ThreadDevice(executor) if config.overlap else InlineDevice(executor),
             scheduler,
             pool,
             pace=_pace(config),
-            meter=Meter(config.max_num_seqs),
+            meter=meter,
+            overlap=config.overlap,
         ),
         admission=Admission(
             tokenizer=loaded.tokenizer,
@@ -65,6 +71,12 @@ def build(config: EngineConfig) -> Built:
             adapters=frozenset(config.adapter_dirs()),
         ),
     )
+
+
+def _host_blocks(config: EngineConfig, runner: ModelRunner) -> HostBlocks | None:
+    if not runner.num_host_blocks:
+        return None
+    return HostBlocks(runner.num_host_blocks, block_size=config.block_size, copy_s=runner.seconds_per_move())
 
 
 def _pace(config: EngineConfig) -> Pace | None:

@@ -1,41 +1,35 @@
-"""The engine's loop, one step at a time, in one thread: expire, schedule, compute, append, hand out."""
+"""The engine's loop, one step at a time, in one thread: expire, schedule, launch, append, hand out.
+
+Synchronous, a step is computed before its results are booked. Overlapped, the next step is scheduled and
+launched first, so the device never waits for Python: what ended without the loop's knowing is in one step
+more, whose result is dropped. Both make the same tokens; the synchronous loop is the reference.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from itertools import islice, takewhile
-from typing import Protocol
+from itertools import takewhile
 
 import structlog
 import torch
-from torch import Tensor
 
 from engine_worker.engine.block_pool import BlockPool
+from engine_worker.engine.device import Device, Flight
+from engine_worker.engine.executor import Result
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
-from engine_worker.engine.row import Ahead, Row
-from engine_worker.engine.sampler import Sampled, Sampler
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.engine.types import EngineDead, EngineStats, RequestOutput
-from engine_worker.protocol import EngineError, FinishReason, PositionLogprobs
+from engine_worker.protocol import EngineError, FinishReason
 
 log = structlog.get_logger(__name__)
 
 _MAX_FAILED_STEPS = 3
-
-
-class Runner(Protocol):
-    """Computes steps: `runner.ModelRunner`."""
-
-    def execute(self, step: Rows[Scheduled]) -> Tensor:
-        """Logits, float32[sum of num_logits, vocab], in order. Running a step again must give the same."""
-
-    def scrub(self, blocks: Rows[int]) -> None:
-        """Overwrites KV blocks that may hold NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +41,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
-    """What a step made of one sequence's chunk."""
-
-    sampled: Rows[Sampled]
-    """The token that follows, and those after each token of the draft; none while the prompt goes on."""
-    scored: Rows[PositionLogprobs]
+class _InFlight:
+    plan: list[Scheduled]
+    flight: Flight
+    launched_at: float
 
 
 class EngineCore:
@@ -60,21 +52,24 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: Runner,
-        sampler: Sampler,
+        device: Device,
         scheduler: Scheduler,
         pool: BlockPool,
         clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
         meter: Meter | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
-        self._runner = runner
-        self._sampler = sampler
+        self.device = device
         self._scheduler = scheduler
         self._pool = pool
         self._clock = clock
         self._pace = pace
         self.meter = meter or Meter()
+        self._overlap = overlap
+        self._in_flight: _InFlight | None = None
+        self._landed_at = 0.0
         self._live: dict[int, Sequence] = {}
         self._failed_steps = 0
         self._steps = 0
@@ -84,7 +79,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._live) or self._in_flight is not None
 
     def add(self, sequence: Sequence) -> None:
         self._live[sequence.uid] = sequence
@@ -105,19 +100,16 @@ class EngineCore:
 
     def step(self) -> Step:
         """Raises EngineDead when nothing can be computed any more."""
-        began = time.perf_counter()
         self._expire()
         if self._pace is not None:
             self._pace.before(self._scheduler)
-        with self.meter.phase("schedule"):
-            plan = self._scheduler.schedule()
-        computed = self._compute(plan)
-        with self.meter.phase("detokenise"):
-            for item, result in computed:
-                self._advance(item, result)
-        waits = self.meter.book(plan, time.perf_counter() - began) if plan else []
-        if self._pace is not None:
-            self._pace.after(plan, waits)
+        if self._in_flight is not None and self._scheduler.needs_tokens:
+            self._land()
+        before, self._in_flight = self._in_flight, self._launch()
+        if before is not None:
+            self._land(before)
+        elif not self._overlap:
+            self._land()
         with self.meter.phase("detokenise"):
             outputs = [
                 (sequence.uid, sequence.take_output())
@@ -125,12 +117,36 @@ class EngineCore:
                 if sequence.has_news
             ]
         self._forget_ended()
-        if plan:
-            self._steps += 1
-            self._last = (time.perf_counter() - began, sum(item.num_tokens for item in plan))
         if not self._live:
             self._pool.check(())
         return Step(outputs, self.stats())
+
+    def _launch(self) -> _InFlight | None:
+        began = time.perf_counter()
+        with self.meter.phase("schedule"):
+            plan = self._scheduler.schedule()
+            moves = self._scheduler.take_moves()
+        return _InFlight(plan, self.device.launch(plan, moves), began) if plan or moves else None
+
+    def _land(self, landing: _InFlight | None = None) -> None:
+        """Books what a step has computed: the given one, or else that in flight."""
+        if landing is None:
+            landing, self._in_flight = self._in_flight, None
+        if landing is None:
+            return
+        computed = self._collect(landing)
+        with self.meter.phase("detokenise"):
+            for item, result in computed:
+                self._advance(item, result)
+        now = time.perf_counter()
+        duration_s = now - max(landing.launched_at, self._landed_at)
+        self._landed_at = now
+        waits = self.meter.book(landing.plan, duration_s)
+        self._scheduler.note_step(landing.plan, duration_s)
+        if self._pace is not None:
+            self._pace.after(landing.plan, waits, duration_s)
+        self._steps += 1
+        self._last = (duration_s, sum(item.num_tokens for item in landing.plan))
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -142,6 +158,7 @@ class EngineCore:
             step_s=self._last[0],
             scheduled_tokens=self._last[1],
             preemptions=self._scheduler.preemptions,
+            swapped_blocks=self._scheduler.swapped_blocks,
             kv_blocks_cached=self._pool.cached,
             prompt_tokens=self._scheduler.prompt_tokens,
             cached_prompt_tokens=self._scheduler.cached_prompt_tokens,
@@ -167,12 +184,15 @@ class EngineCore:
             self.meter.ended(sequence)
             del self._live[sequence.uid]
 
-    def _advance(self, item: Scheduled, result: _Result) -> None:
+    def _advance(self, item: Scheduled, result: Result) -> None:
         """Books a computed chunk and the token that was chosen after it."""
         sequence = item.sequence
-        if sequence.status is not Status.RUNNING:
-            return  # aborted since it was scheduled
-        sequence.num_computed += item.num_tokens - len(item.draft)
+        if sequence.status is Status.FINISHED:
+            self.meter.wasted_tokens += item.num_tokens
+            return  # aborted, or ended by the step before, since it was scheduled
+        if item.chooses is not None:
+            assert sequence.pending[0] is item.chooses, "tokens must be booked in order"
+            sequence.pending = sequence.pending[1:]
         if sequence.scored is not None:
             sequence.scored += result.scored
         accepted = self._verify(item, result)
@@ -180,10 +200,12 @@ class EngineCore:
             if sampled.token_id is None:
                 self._fail(sequence, "the model's output is not a number, or every token is forbidden")
                 return
-            # The token before is one that was guessed right: it is computed already.
-            sequence.num_computed += min(ahead, 1)
-            # Not before a token was chosen: what gave no number must not be found by others.
-            self._scheduler.keep(sequence)
+            # One that was preempted meanwhile has its token, and no blocks.
+            if sequence.status is Status.RUNNING:
+                # The token before is one that was guessed right: it is computed already.
+                sequence.num_computed += min(ahead, 1)
+                # Not before a token was chosen: what gave no number must not be found by others.
+                self._scheduler.keep(sequence, item.end + ahead)
             if sequence.max_tokens == 0:
                 sequence.end(FinishReason.LENGTH)
                 return
@@ -193,87 +215,64 @@ class EngineCore:
             if sequence.finish is not None:
                 return
 
-    def _verify(self, item: Scheduled, result: _Result) -> int:
+    def _verify(self, item: Scheduled, result: Result) -> int:
         """How many tokens of the draft are what was then chosen."""
         pairs = zip(item.draft, result.sampled, strict=False)
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
         if item.draft and (drafter := item.sequence.drafter) is not None:
             drafter.verified(len(item.draft), accepted, len(item.sequence.token_ids) + accepted + 1)
             self.drafted_tokens += len(item.draft)
+            self.meter.wasted_tokens += len(item.draft) - accepted
             self.accepted_tokens += accepted
         return accepted
 
-    def _compute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
+    def _collect(self, landing: _InFlight) -> list[tuple[Scheduled, Result]]:
         """Each scheduled chunk with what came of it. A request that breaks the step fails alone."""
-        if not plan:
-            return []
+        plan = landing.plan
         try:
-            done = self._execute(plan)
+            done = list(zip(plan, landing.flight.result(), strict=True))
+        except EngineDead:
+            raise
         except torch.AcceleratorError as error:
             # The device's context is gone, and every later call with it: no request is to blame.
             raise EngineDead(f"the device failed: {error}") from error
         except Exception:
             log.exception("engine.step_failed", sequences=len(plan))
-            done = self._compute_one_by_one(plan)
+            self._take_back_next()
+            done = self._collect_one_by_one(plan)
         self._failed_steps = 0 if done else self._failed_steps + 1
         if self._failed_steps >= _MAX_FAILED_STEPS:
             raise EngineDead(f"{_MAX_FAILED_STEPS} steps in a row failed for every request in them")
         return done
 
-    def _compute_one_by_one(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
-        done = []
+    def _take_back_next(self) -> None:
+        """The step in flight was scheduled on one that failed: it is to be scheduled again."""
+        landing, self._in_flight = self._in_flight, None
+        if landing is None:
+            return
+        with contextlib.suppress(Exception):  # what it fails with, it will fail with again
+            landing.flight.result()
+        for item in landing.plan:
+            self._scheduler.take_back(item)
+
+    def _collect_one_by_one(self, plan: list[Scheduled]) -> list[tuple[Scheduled, Result]]:
+        done: list[tuple[Scheduled, Result]] = []
         for item in plan:
+            sequence = item.sequence
+            if sequence.table.blocks is not item.blocks:
+                if sequence.status is Status.WAITING:
+                    self._scheduler.lose(sequence)  # preempted meanwhile: its blocks may be another's by now
+                continue
             try:
-                done += self._execute([item])
+                done += zip([item], self.device.launch([item]).result(), strict=True)
             except Exception as error:
-                log.exception("engine.request_failed", request_id=item.sequence.request.request_id)
-                self._fail(item.sequence, f"the model failed on this request: {type(error).__name__}")
+                log.exception("engine.request_failed", request_id=sequence.request.request_id)
+                self._fail(sequence, f"the model failed on this request: {type(error).__name__}")
         return done
-
-    def _execute(self, plan: list[Scheduled]) -> list[tuple[Scheduled, _Result]]:
-        """Changes no sequence, so that a step that breaks half way can be made again."""
-        with self.meter.phase("compute"):
-            logits = self._runner.execute(plan)
-        sampling: list[Row] = []
-        wanted: list[int] = []
-        scored: dict[int, list[PositionLogprobs]] = {}
-        row = 0
-        for item in plan:
-            if item.sequence.is_scoring:
-                scored[item.sequence.uid] = self._score(item.sequence, logits[row : row + item.num_logits])
-            row += item.num_logits
-            if item.samples:
-                sampling.append(item.sequence)
-                sampling += [Ahead(item.sequence, item.draft[: n + 1]) for n in range(len(item.draft))]
-                wanted += range(row - 1 - len(item.draft), row)
-        if len(wanted) < row:
-            logits = logits[wanted]
-        with self.meter.phase("sample"):
-            tokens = iter(self._sampler.sample(logits, sampling) if sampling else ())
-        return [
-            (
-                item,
-                _Result(
-                    list(islice(tokens, 1 + len(item.draft))) if item.samples else [],
-                    scored.get(item.sequence.uid, ()),
-                ),
-            )
-            for item in plan
-        ]
-
-    def _score(self, sequence: Sequence, logits: Tensor) -> list[PositionLogprobs]:
-        """Of the prompt tokens that follow those whose logits these are, float32[tokens, vocab]."""
-        assert sequence.scored is not None
-        first = len(sequence.scored) + 1
-        token_ids = sequence.token_ids[first : min(first + len(logits), sequence.num_prompt)]
-        if not token_ids:
-            return []
-        count = sequence.sampling.prompt_logprobs or 0
-        return self._sampler.score(logits[: len(token_ids)], token_ids, count)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         sequence.end(FinishReason.ERROR, error=EngineError("engine_error", message))
         # Whatever made it fail may have left NaN in its blocks, for their next holder to find. Shared
         # ones are only no longer given to others: who still holds them has its own check.
-        self._runner.scrub(self._pool.forget(sequence.table))
+        self.device.scrub(self._pool.forget(sequence.table))
         self._scheduler.remove(sequence)

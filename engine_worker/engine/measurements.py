@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections import Counter, deque
 from typing import Final
 
-PHASES: Final = ("schedule", "compute", "sample", "detokenise")
-"""Of a step. `detokenise` is everything from chosen tokens to outputs. On the CPU nothing is transferred."""
+PHASES: Final = ("schedule", "transfer", "compute", "sample", "detokenise")
+"""Of a step. `detokenise` is everything from chosen tokens to outputs. `transfer` is between device and host:
+on the CPU the blocks of preempted sequences alone."""
 
 _BOUNDS: Final = tuple(round(base * 10.0**power, 4) for power in range(-3, 3) for base in (1, 2.5, 5))
 """Seconds, from 1 ms to 500 s."""
@@ -59,6 +60,8 @@ class Measurements:
         self.errors: Counter[str] = Counter()
         """Failed requests by code."""
         self.scheduled_tokens = 0
+        self.wasted_tokens = 0
+        """Those of them that nothing came of: wrong guesses, and sequences that had ended meanwhile."""
         self.output_tokens = 0
         self.sequence_steps = 0
         """Sequences of each step, summed: over steps times `max_num_seqs` it is how full batches were."""

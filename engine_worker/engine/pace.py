@@ -24,7 +24,6 @@ class Pace:
         self._controller = controller
         self._targets_s = targets_s
         self._clock = clock
-        self._began = 0.0
 
     @property
     def rung(self) -> Rung:
@@ -32,22 +31,22 @@ class Pace:
 
     def before(self, scheduler: Scheduler) -> None:
         """Sets what the coming step may compute."""
-        self._began = self._clock()
         scheduler.may_speculate = self._controller.rung < Rung.NO_SPECULATION
         streams = [sequence for sequence in scheduler.running if sequence.num_uncomputed == 1]
         targets = [target for sequence in streams if (target := self._target(sequence)) is not None]
         targets += self._of_whoever_may_come(scheduler)
         scheduler.allow(
-            self._controller.allowance(self._began, streams=len(streams), target_s=min(targets, default=None))
+            self._controller.allowance(
+                self._clock(), streams=len(streams), target_s=min(targets, default=None)
+            )
         )
 
-    def after(self, plan: Rows[Scheduled], waits: Rows[tuple[Sequence, float]]) -> None:
+    def after(self, plan: Rows[Scheduled], waits: Rows[tuple[Sequence, float]], duration_s: float) -> None:
         """Books the step: its duration, and how long streams waited for the token that it gave them."""
         chunks = [item.num_tokens - len(item.draft) for item in plan]
         prompt_tokens = sum(chunk for chunk in chunks if chunk > 1)
         decodes = sum(chunk == 1 for chunk in chunks)
         if plan:
-            duration_s = self._clock() - self._began
             self._controller.note_step(duration_s, decodes=decodes, prompt_tokens=prompt_tokens)
         lateness = ((wait, self._target(sequence)) for sequence, wait in waits)
         self._controller.note_gaps(wait / target for wait, target in lateness if target is not None)

@@ -29,20 +29,20 @@ class Row(Protocol):
 
 
 class Ahead:
-    """`row` as it will be if the tokens of `draft` follow."""
+    """`row` as it will be if `more` follows the first `known` of its tokens."""
 
     matcher = None
-    """A sequence with a grammar is not drafted for."""
+    """A sequence with a grammar is never seen ahead of its tokens."""
 
-    def __init__(self, row: Row, draft: Rows[int]) -> None:
-        self._row, self._draft = row, draft
+    def __init__(self, row: Row, known: int, more: Rows[int]) -> None:
+        self._row, self._known, self._more = row, known, more
         self.sampling, self.num_prompt = row.sampling, row.num_prompt
         self.stop_ids, self.bad_words = row.stop_ids, row.bad_words
 
     @property
     def token_ids(self) -> list[int]:
-        return [*self._row.token_ids, *self._draft]
+        return [*self._row.token_ids[: self._known], *self._more]
 
     @property
     def num_output(self) -> int:
-        return self._row.num_output + len(self._draft)
+        return self._known + len(self._more) - self.num_prompt

@@ -21,6 +21,13 @@ class Status(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Choice:
+    """A token that a step chooses. The step after it reads it here, before the sequence has it."""
+
+    token_id: int | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request, its tokens and how far they are computed.
 
@@ -51,6 +58,11 @@ class Sequence:
     table: BlockTable = field(default_factory=BlockTable)
     status: Status = Status.WAITING
     num_computed: int = 0
+    """Tokens that are computed, or being computed in the step in flight."""
+    pending: tuple[Choice, ...] = ()
+    """Tokens that steps in flight choose: not in `token_ids` yet. Never more than one while a step is scheduled."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Where its computed tokens are while it is swapped out; else empty."""
     num_cached: int | None = None
     """Tokens found in the prefix cache when it first began to run."""
     num_emitted: int = 0
@@ -76,8 +88,24 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_tokens(self) -> int:
+        """With those in flight."""
+        return len(self.token_ids) + len(self.pending)
+
+    @property
     def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
+
+    @property
+    def will_end(self) -> bool:
+        """Whether the token in flight is the last, whatever it is."""
+        return bool(self.pending) and self.num_output + len(self.pending) >= self.last_token
+
+    @property
+    def last_token(self) -> int:
+        """So many output tokens end it, whatever they are."""
+        cancel_after = self.request.cancel_after
+        return self.max_tokens if cancel_after is None else min(self.max_tokens, cancel_after)
 
     @property
     def is_scoring(self) -> bool:
@@ -113,6 +141,8 @@ class Sequence:
             self.end(FinishReason.STOP)
         elif self.num_output >= self.max_tokens:
             self.end(FinishReason.LENGTH)
+        elif self.num_output >= self.last_token:
+            self.end(FinishReason.CANCELLED)
 
     def _follows(self, matcher: Matcher, token_id: int) -> bool:
         try:

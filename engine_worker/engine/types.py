@@ -33,6 +33,8 @@ class EngineRequest:
     """(tier rank, fairness counter): the smallest goes first, the largest is preempted first."""
     deadline_ms: int | None = None
     """Unix time in milliseconds; checked at each step."""
+    cancel_after: int | None = None
+    """Cancelled once it has so many output tokens; None: never."""
     cache_salt: str = ""
     adapter: str = ""
     """A LoRA adapter of the model; "": none."""
@@ -80,6 +82,8 @@ class EngineStats:
     """Tokens computed in the last step."""
     preemptions: int
     """Since start, as all below."""
+    swapped_blocks: int = 0
+    """Copied to host memory for sequences that were preempted."""
     kv_blocks_cached: int = 0
     """Now: held by nobody, kept for their content."""
     prompt_tokens: int = 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from engine_worker.attention.interface import KVShape, Segment
+from engine_worker.attention.interface import KVShape, Segment, zeroed
 from engine_worker.config import EngineConfig
 from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.swap import Move
 from engine_worker.engine.types import UnsupportedModel
 from engine_worker.runner.decoder import make_decoder
 from engine_worker.runner.model_loader import LoadedModel
@@ -21,8 +23,12 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         if config.device != "cpu":
             raise UnsupportedModel(f"device {config.device!r} is not served yet; use cpu")
+        self._block_size = config.block_size
         self.num_blocks = _num_blocks(config, loaded)
         self._decoder = make_decoder(config, loaded, _kv_shape(config, loaded, self.num_blocks))
+        keys, values = self._decoder.keys, self._decoder.values
+        self.num_host_blocks = config.swap_memory // (2 * keys[:, 0].nbytes)
+        self._host = [zeroed(len(part), self.num_host_blocks, *part.shape[2:]) for part in (keys, values)]
 
     @torch.inference_mode()
     def execute(self, step: Sequence[Scheduled]) -> Tensor:
@@ -37,19 +43,37 @@ class ModelRunner:
         segments: list[Segment] = []
         last_rows: dict[int, int] = {}
         for item in ordered:
-            sequence, start = item.sequence, item.sequence.num_computed
-            end = start + item.num_tokens
-            segments.append(
-                Segment(len(token_ids), item.num_tokens, end, sequence.table.blocks, sequence.request.adapter)
-            )
+            sequence, end = item.sequence, item.start + item.num_tokens
+            # A copy: the step after this one may be given more of them meanwhile.
+            blocks = item.blocks[: -(-end // self._block_size)]
+            segments.append(Segment(len(token_ids), item.num_tokens, end, blocks, sequence.request.adapter))
             token_ids += item.token_ids
-            positions += range(start, end)
+            positions += range(item.start, end)
             last_rows[sequence.uid] = len(token_ids) - 1
         sampled: list[int] = []
         for item in step:
             last = last_rows[item.sequence.uid]
             sampled += range(last + 1 - item.num_logits, last + 1)
         return self._decoder.forward(token_ids, positions, segments, sampled)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copies KV blocks to host memory and back, in order."""
+        for move in moves:
+            device, host = torch.tensor(move.device), torch.tensor(move.host)
+            for cache, copy in zip((self._decoder.keys, self._decoder.values), self._host, strict=True):
+                if move.to_host:
+                    copy[:, host] = cache[:, device]
+                else:
+                    cache[:, device] = copy[:, host]
+
+    def seconds_per_move(self) -> float:
+        """Of one block, one way, measured on the scratch block."""
+        times = []
+        for _ in range(5):  # the first maps the memory, and any may be held up
+            began = time.perf_counter()
+            self.move([Move(to_host=True, device=[0], host=[0])])
+            times.append(time.perf_counter() - began)
+        return min(times)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self._decoder.scrub(blocks)

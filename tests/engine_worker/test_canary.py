@@ -71,7 +71,7 @@ async def test_fault_30_an_engine_that_only_fails_is_dead(engine):
         def fails(step):
             raise RuntimeError("broken for good")
 
-        core._runner.execute = fails
+        core.device.executor.runner.execute = fails
 
     engine._commands.put(poison)
     with pytest.raises(EngineDead):

@@ -107,6 +107,7 @@ async def test_prometheus_gets_what_happened(engine):
     blocks = [found[name + "kv_blocks", state] for state in ("used", "cached", "free")]
     assert sum(blocks) == engine.stats().kv_blocks_total
     spent = {phase: found[name + "phase_seconds_total", phase] for phase in PHASES}
+    assert spent.pop("transfer") == 0  # nobody was swapped out
     assert all(seconds > 0 for seconds in spent.values())
     assert sum(spent.values()) <= found[name + "step_seconds_sum", ""] * 1.5
     assert max(spent, key=spent.__getitem__) == "compute"
@@ -114,14 +115,14 @@ async def test_prometheus_gets_what_happened(engine):
 
 async def test_errors_are_counted_by_code(engine):
     def poison(core):
-        execute = core._runner.execute
+        execute = core.device.executor.runner.execute
 
         def fails(step):
             if any(item.sequence.request.request_id == "bad" for item in step):
                 raise RuntimeError("this one only")
             return execute(step)
 
-        core._runner.execute = fails
+        core.device.executor.runner.execute = fails
 
     engine._commands.put(poison)
     sampling = SamplingParams(max_tokens=2, temperature=0.0)

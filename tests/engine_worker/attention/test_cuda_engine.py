@@ -41,7 +41,7 @@ def test_engine_gives_the_same_tokens_on_both_backends(tmp_path, family, changes
     )
     want = run_tokens(build(config), *requests)
     built = build(config)
-    decoder = built.core._runner._decoder
+    decoder = built.core.device.executor.runner._decoder
     shape = decoder._attention.shape
     decoder._attention = cuda.PagedAttention(shape, torch.float32, torch.device("cpu"), num_heads=4)
     driver = Driver(built)

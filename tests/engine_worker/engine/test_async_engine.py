@@ -164,10 +164,14 @@ async def test_cancel_after_and_deadline(engine):
     late = await collect(engine.generate("a", PROMPT, sampling(240), deadline=time.time() - 1))
     assert [(output.token_ids, output.finish.reason) for output in late] == [([], FinishReason.DEADLINE)]
     (cancelled,) = await collect(
-        engine.generate("b", PROMPT, sampling(240), OutputKind.FINAL, cancel_after=0.0)
+        engine.generate("b", PROMPT, sampling(240), OutputKind.FINAL, cancel_after=7)
     )
     assert cancelled.finish.reason == FinishReason.CANCELLED
-    assert len(cancelled.token_ids) < 240
+    assert len(cancelled.token_ids) == cancelled.finish.completion_tokens == 7
+    (shorter,) = await collect(engine.generate("c", PROMPT, sampling(5), OutputKind.FINAL, cancel_after=7))
+    assert (shorter.finish.reason, len(shorter.token_ids)) == (FinishReason.LENGTH, 5)
+    with pytest.raises(InvalidRequest, match="cancel_after"):
+        await collect(engine.generate("d", PROMPT, sampling(5), cancel_after=0))
     await idle(engine)
 
 

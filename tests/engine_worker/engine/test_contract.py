@@ -91,6 +91,15 @@ class TestOurs(EngineContract):
         await made.stop()
 
 
+class TestOursOverlapped(EngineContract):
+    @pytest.fixture
+    async def engine(self, tiny_config: EngineConfig) -> AsyncIterator[Engine]:
+        made = AsyncEngine(replace(tiny_config, overlap=True))
+        await made.start()
+        yield made
+        await made.stop()
+
+
 @pytest.fixture(params=[1, 3])
 def source(request, tiny_reference) -> ModelSource:
     return ModelSource(tiny_reference, at_once=request.param)

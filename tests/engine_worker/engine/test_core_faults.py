@@ -191,7 +191,7 @@ def test_fault_38_abort_between_schedule_and_update(build_tiny):
     built = build_tiny()
     driver = Driver(built)
     leaves = driver.add(request("leaves", PROMPT, 20))
-    runner = built.core._runner
+    runner = built.core.device.executor.runner
     execute = runner.execute
 
     def abort_in_flight(step):
@@ -248,7 +248,7 @@ class _Poisoned:
 def test_a_poisoned_request_fails_alone(build_tiny, raises):
     expected = run_tokens(build_tiny(), request("good", PROMPT, 10))[0]
     built = build_tiny()
-    built.core._runner = _Poisoned(built.core._runner, raises=raises)
+    built.core.device.executor.runner = _Poisoned(built.core.device.executor.runner, raises=raises)
     driver = Driver(built)
     driver.add(request("good", PROMPT, 10))
     driver.step()
@@ -260,7 +260,7 @@ def test_a_poisoned_request_fails_alone(build_tiny, raises):
 
 def test_an_engine_that_can_compute_nothing_dies(build_tiny):
     built = build_tiny()
-    built.core._runner = _Poisoned(built.core._runner, raises=True)
+    built.core.device.executor.runner = _Poisoned(built.core.device.executor.runner, raises=True)
     driver = Driver(built)
     for i in range(2):
         driver.run([request(str(i), [99, 1], 10)])
@@ -272,7 +272,7 @@ def test_an_engine_that_can_compute_nothing_dies(build_tiny):
 def test_blocks_that_held_nan_are_clean_for_the_next(build_tiny):
     built = build_tiny(prefix_cache=False)
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
-    decoder = built.core._runner._decoder
+    decoder = built.core.device.executor.runner._decoder
     decoder.keys[:, 1:9] = torch.nan
     decoder.values[:, 1:9] = torch.nan
     decoder.scrub(range(1, 9))
@@ -282,7 +282,7 @@ def test_blocks_that_held_nan_are_clean_for_the_next(build_tiny):
 def test_fault_34_nan_in_the_scratch_block_reaches_nobody(build_tiny):
     built = build_tiny()
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
-    decoder = built.core._runner._decoder
+    decoder = built.core.device.executor.runner._decoder
     decoder.keys[:, 0] = torch.nan
     decoder.values[:, 0] = torch.nan
     assert run_tokens(built, *(request(str(i), PROMPT, 10) for i in range(3))) == [expected] * 3

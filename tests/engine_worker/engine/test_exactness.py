@@ -133,7 +133,7 @@ def test_logits_depend_on_nothing_around(tiny_config, precision, threads):
 def _first_logits(built, prompts, others=()):
     """float32[vocab]: what the first sampled row of `prompts` was chosen from."""
     seen = {}
-    runner = built.core._runner
+    runner = built.core.device.executor.runner
     execute = runner.execute
 
     def watching(step):

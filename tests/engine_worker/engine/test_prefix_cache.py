@@ -163,7 +163,7 @@ def test_an_aborted_prompt_leaves_nothing_half_done(build_tiny):
 def test_blocks_of_a_failed_request_are_never_found(build_tiny):
     built = build_tiny()
     expected = run_tokens(built, request("good", PROMPT, 10))[0]
-    runner = built.core._runner
+    runner = built.core.device.executor.runner
     execute, broken = runner.execute, [False]
 
     def poisoned(step):

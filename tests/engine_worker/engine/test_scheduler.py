@@ -48,10 +48,9 @@ def make(num_blocks: int = 33, *, seqs: int = 4, budget: int = 16) -> tuple[Sche
 def compute(scheduler: Scheduler, plan: list[Scheduled]) -> None:
     """What the core does with a step, without a model."""
     for item in plan:
-        sampled = item.samples
-        item.sequence.num_computed += item.num_tokens
-        if sampled:
-            scheduler.keep(item.sequence)
+        item.sequence.pending = ()
+        if item.samples:
+            scheduler.keep(item.sequence, item.end)
             item.sequence.append(1)
             if item.sequence.finish is not None:
                 scheduler.remove(item.sequence)
@@ -217,7 +216,7 @@ def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, s
         assert sum(item.num_tokens for item in plan) <= budget
         assert len({item.sequence.uid for item in plan}) == len(plan)
         for item in plan:
-            mine, start = item.sequence, item.sequence.num_computed
+            mine, start = item.sequence, item.start
             for at, cell in enumerate(cells(mine, start, start + item.num_tokens), start):
                 memory[cell] = content(mine, at)
         # Nothing that anybody relies on has been overwritten, or is another's.
@@ -225,8 +224,9 @@ def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, s
             for at, cell in enumerate(cells(item, 0, item.num_computed)):
                 assert memory[cell] == content(item, at)
         for item in plan:
-            assert 0 < item.num_tokens <= item.sequence.num_uncomputed
-            assert len(item.sequence.table.blocks) * 4 >= item.sequence.num_computed + item.num_tokens
+            assert item.num_tokens > 0
+            assert item.end == item.sequence.num_computed <= item.sequence.num_tokens
+            assert len(item.sequence.table.blocks) * 4 >= item.end
         if abort is not None and everything:
             scheduler.remove(everything[abort % len(everything)])
         compute(scheduler, [item for item in plan if item.sequence.status is Status.RUNNING])

@@ -114,10 +114,11 @@ class Machine:
         plan = self.scheduler.schedule()
         chunks = [n for n in shares(plan).values() if n > 1]
         decodes = len(plan) - len(chunks)
-        self.now += self.step_s + decodes * self.decode_s + sum(chunks) * self.prompt_token_s
+        took = self.step_s + decodes * self.decode_s + sum(chunks) * self.prompt_token_s
+        self.now += took
         compute(self.scheduler, plan)
         waits = self.meter.book(plan, 0.0)
-        self.pace.after(plan, waits)
+        self.pace.after(plan, waits, took)
         self.gaps += [(sequence.uid, wait) for sequence, wait in waits]
         for item in plan:
             item.sequence.take_output()
@@ -212,7 +213,7 @@ def test_fault_31_a_device_that_failed_ends_the_engine_and_blames_no_request(bui
     def fails(step):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    driver.core._runner.execute = fails
+    driver.core.device.executor.runner.execute = fails
     with pytest.raises(EngineDead, match="illegal memory access"):
         driver.step()
     assert driver.results["a"].finish is None

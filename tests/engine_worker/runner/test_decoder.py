@@ -24,7 +24,7 @@ def config(tmp_path):
 
 
 def decoder_of(config):
-    return build(config).core._runner._decoder
+    return build(config).core.device.executor.runner._decoder
 
 
 def test_ours_where_they_can(config):

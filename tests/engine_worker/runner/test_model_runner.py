@@ -29,8 +29,8 @@ def test_fault_37_logits_are_causal_and_equal_to_eager(tiny_dir):
         EngineConfig(model_dir=tiny_dir, block_size=4, num_kv_blocks=64, threads=1, precision="fp32")
     )
     seen = []
-    execute = built.core._runner.execute
-    built.core._runner.execute = lambda step: seen.append(execute(step)) or seen[-1]
+    execute = built.core.device.executor.runner.execute
+    built.core.device.executor.runner.execute = lambda step: seen.append(execute(step)) or seen[-1]
     prompts = [[5, 6, 7, 8, 9, 10], [1, 2, 3]]
     Driver(built).run(request(str(i), prompt, 1) for i, prompt in enumerate(prompts))
     model = reference(tiny_dir)
