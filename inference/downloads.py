@@ -6,14 +6,14 @@ from django.http import HttpResponse
 
 from inference.models import ExportFormat, UsageExport
 
-_TYPES = {
+MEDIA_TYPES = {
     ExportFormat.CSV: "text/csv; charset=utf-8",
     ExportFormat.XLSX: "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 
 
 def export_response(export: UsageExport, content: bytes) -> HttpResponse:
-    return download(content, export.file_name, _TYPES[ExportFormat(export.format)])
+    return download(content, export.file_name, MEDIA_TYPES[ExportFormat(export.format)])
 
 
 def download(content: bytes, file_name: str, content_type: str) -> HttpResponse:

@@ -7,6 +7,7 @@ ApiError
 ├── MethodNotAllowed     405
 ├── TooLarge             413
 ├── UnsupportedMedia     415
+├── Unprocessable        422  an idempotency key that stands for another request
 ├── Unauthenticated      401
 ├── RateLimited          429  a limit binds for now; carries retry_after_ms
 ├── BudgetSpent          429  a budget is used up until its next period: x-should-retry is false
@@ -82,6 +83,11 @@ class Conflict(ApiError):
 
 class TooLarge(ApiError):
     status = 413
+    type = "invalid_request_error"
+
+
+class Unprocessable(ApiError):
+    status = 422
     type = "invalid_request_error"
 
 

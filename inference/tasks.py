@@ -8,6 +8,7 @@ from inference import batch_runner
 from inference.services.alerts import mail_alerts, raise_alerts
 from inference.services.exports import write_exports
 from inference.services.files import delete_expired_files
+from inference.services.idempotency import delete_expired_requests
 from inference.services.partitions import drop_old_months, make_partitions_ahead
 from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
@@ -43,9 +44,10 @@ def send_webhooks() -> None:
 
 @shared_task(name="inference.tasks.delete_expired", soft_time_limit=200, time_limit=240, ignore_result=True)
 def delete_expired() -> None:
-    """Stored responses and files whose days are over; once a day."""
+    """Stored responses, files and idempotent answers whose time is over; once a day."""
     delete_expired_responses()
     delete_expired_files()
+    delete_expired_requests()
 
 
 @shared_task(name="inference.tasks.run_batches", soft_time_limit=200, time_limit=240, ignore_result=True)

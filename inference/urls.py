@@ -21,6 +21,7 @@ urlpatterns = [
     path("readyz", health.ready, name="ready"),
     path("metrics", metrics, name="metrics"),
     path("docs", views.docs, name="docs"),
+    path("docs/api", views.api_reference, name="api_reference"),
     path("chat", chat_views.chat_home, name="chat_home"),
     path("operator/live", live_state, name="live_state"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),

@@ -10,6 +10,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
 from inference import selectors
+from inference.api.urls import api_document
+from inference.api_reference import operation_rows, struct_rows
 from inference.fleet import served_models
 from tenants.console import Console, last_console, tenant_page
 from tenants.quotas.gauges import limit_gauges
@@ -44,6 +46,19 @@ def docs(request: HttpRequest) -> HttpResponse:
     shell = "console.html" if console else "public.html"
     context = {"docs_shell": shell, "console": console, "section": "docs", **api_example(request)}
     return render(request, "inference/docs.html", context)
+
+
+@require_safe
+def api_reference(request: HttpRequest) -> HttpResponse:
+    console = last_console(request)
+    context = {
+        "docs_shell": "console.html" if console else "public.html",
+        "console": console,
+        "section": "docs",
+        "groups": operation_rows(api_document.value),
+        "structs": struct_rows(api_document.value),
+    }
+    return render(request, "inference/api_reference.html", context)
 
 
 @require_safe

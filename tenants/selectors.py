@@ -179,6 +179,11 @@ def tier_spec(tier: Tier) -> TierSpec:
     )
 
 
+def tiers_from(rank: int) -> list[TierSpec]:
+    """All tiers from that rank on, the first to go first."""
+    return [tier_spec(tier) for tier in Tier.objects.filter(rank__gte=rank).order_by("rank")]
+
+
 def tiers_open_to(tenant: Tenant) -> list[Tier]:
     """The tenant's own, and those after it: a member may choose to wait longer, never less. Best first."""
     return list(Tier.objects.filter(rank__gte=tenant.tier.rank).order_by("rank"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -20,22 +19,36 @@ from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.refusal import bucket_headers
-from inference.services.submit import new_request_id
+from inference.services.submit import made_at
+from inference.services.tiering import in_asked_tier
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
 from tenants.principal import Scope
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=ChatCompletionRequest,
+    answer=answers.ChatCompletion,
+    events=(answers.ChatCompletionChunk,),
+    headers=("Idempotency-Key", "x-weir-deadline-s", "x-weir-resume-grace"),
+    generates=True,
+)
 async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
+    """Answers a conversation, whole or streamed."""
     body = call.read(ChatCompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
+    call.principal = await in_asked_tier(
+        call.principal, service_tier=body.service_tier, priority=body.priority
+    )
     chat = await start_chat(
         call.runtime,
         call.principal,
         body,
         endpoint="chat.completions",
-        request_id=new_request_id("chatcmpl"),
+        request_id=call.new_request_id("chatcmpl"),
+        may_exist=call.may_exist,
     )
     generation = chat.generation
     shape = ChatShape(generation, body, chat.model, chat.tool_form)
@@ -65,7 +78,7 @@ class ChatShape:
     ) -> None:
         self._generation = generation
         self._id = generation.ticket.request_id
-        self._created = int(time.time())
+        self._created = made_at(self._id)
         self._fingerprint = f"fp_{model.card.revision[:10]}"
         self._texts = model.renderer.token_texts
         self._has_logprobs = bool(body.logprobs)

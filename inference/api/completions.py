@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -18,21 +17,33 @@ from inference.schemas.logprobs import TextLogprobs, text_logprobs
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
+from inference.services.idempotency import submit_once
 from inference.services.prepare import make_grammar, tokenise_prompt
 from inference.services.refusal import bucket_headers
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submit import Submission, made_at
+from inference.services.tiering import in_asked_tier
 from tenants.principal import Scope
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=CompletionRequest,
+    answer=answers.Completion,
+    events=(answers.Completion,),
+    headers=("Idempotency-Key", "x-weir-deadline-s", "x-weir-resume-grace"),
+    generates=True,
+)
 async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
+    """Goes on from one prompt or several."""
     body = call.read(CompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
+    call.principal = await in_asked_tier(call.principal, priority=body.priority)
     model = await call.runtime.models.get(
         body.model, tenant_public_id=call.principal.tenant_public_id, kind="generate"
     )
-    completion_id = new_request_id("cmpl")
+    completion_id = call.new_request_id("cmpl")
     prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
     grammar = await make_grammar(call.runtime.models, body)
     generations = await _submit_all(call, body, model, completion_id, prompts, grammar)
@@ -70,8 +81,9 @@ async def _submit_all(
                 endpoint="completions",
                 grammar=grammar,
                 request_id=completion_id if len(prompts) == 1 else f"{completion_id}-{index}",
+                may_exist=call.may_exist,
             )
-            generations.append(await submit(call.runtime, call.principal, asked))
+            generations.append(await submit_once(call.runtime, call.principal, asked))
     except BaseException:
         # All prompts or none: what was admitted before the refusal is given back.
         for generation in generations:
@@ -95,7 +107,7 @@ class TextShape:
         self._model = model.card.model
         self._fingerprint = f"fp_{model.card.revision[:10]}"
         self._texts = model.renderer.token_texts
-        self._created = int(time.time())
+        self._created = made_at(completion_id)
         self._generations = generations
         self._has_usage_chunk = body.wants_usage_chunk
         self._n = body.num_choices()

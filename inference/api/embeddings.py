@@ -15,9 +15,10 @@ from inference.models_served import ServedModel
 from inference.schemas.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from inference.schemas.sampling import SamplingFields
 from inference.services.collect import last_chunk
+from inference.services.idempotency import submit_once
 from inference.services.prepare import tokenise_texts
 from inference.services.refusal import bucket_headers
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submit import Submission
 from tenants.principal import Scope
 
 _NUMBERS_MAX: Final = 2**20
@@ -25,8 +26,19 @@ _NUMBERS_MAX: Final = 2**20
 _FLOAT_BYTES: Final = 4
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=EmbeddingRequest,
+    answer=EmbeddingList,
+    headers=(
+        "Idempotency-Key",
+        "x-weir-deadline-s",
+    ),
+    generates=True,
+)
 async def embeddings(call: ApiCall) -> HttpResponse:
+    """A vector for each text."""
     body = call.read(EmbeddingRequest)
     texts = body.texts()
     model = await call.runtime.models.get(
@@ -34,7 +46,7 @@ async def embeddings(call: ApiCall) -> HttpResponse:
     )
     _refuse_other_sizes(body, model, len(texts))
     ids = await tokenise_texts(call.runtime.models, model, texts)
-    generation = await submit(
+    generation = await submit_once(
         call.runtime,
         call.principal,
         Submission(
@@ -44,7 +56,8 @@ async def embeddings(call: ApiCall) -> HttpResponse:
             requested_tokens=0,
             max_tokens_param="",
             endpoint="embeddings",
-            request_id=new_request_id("embd"),
+            request_id=call.new_request_id("embd"),
+            may_exist=call.may_exist,
             text_lengths=[len(text) for text in ids],
         ),
     )

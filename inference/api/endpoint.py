@@ -16,7 +16,9 @@ from django.http.request import UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from engine_worker.broker import BrokerUnavailable
+from inference.api.description import Operation
 from inference.api.error_shapes import render_error
+from inference.api.once import answer_once
 from inference.errors import (
     ApiError,
     GenerationFailed,
@@ -29,7 +31,9 @@ from inference.errors import (
     UnsupportedMedia,
 )
 from inference.runtime import Runtime, get_runtime
-from inference.schemas.reading import read_json
+from inference.schemas.reading import read_json, read_query
+from inference.services.idempotency import Claim
+from inference.services.submit import new_request_id
 from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
 from tenants.client_address import client_address
 from tenants.principal import Principal, Scope
@@ -38,6 +42,7 @@ from tenants.quotas.errors import QuotaUnavailable
 log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
+_Query = TypeVar("_Query", bound=msgspec.Struct)
 RESUME_GRACE_MAX_S: Final = 120
 _ENCODER = msgspec.json.Encoder()
 
@@ -49,7 +54,17 @@ class ApiCall:
     request: HttpRequest
     principal: Principal
     runtime: Runtime
+    claim: Claim | None = None
+    """Of a request with an idempotency key."""
     started_at: float = field(default_factory=time.perf_counter)
+
+    def new_request_id(self, prefix: str) -> str:
+        """The id of the generation: with an idempotency key always the same one."""
+        return new_request_id(prefix) if self.claim is None else f"{prefix}-{self.claim.request_hex}"
+
+    @property
+    def may_exist(self) -> bool:
+        return self.claim is not None
 
     def read(self, kind: type[_Request]) -> _Request:
         """The body as a request struct. Raises InvalidRequest, TooLarge, UnsupportedMedia."""
@@ -65,6 +80,11 @@ class ApiCall:
                 f"The body's charset is '{charset[:40]}': send UTF-8.", code="unsupported_media_type"
             )
         return read_json(self.request.body, kind)
+
+    def query(self, kind: type[_Query]) -> _Query:
+        """The query's parameters as a struct; others are left alone. Raises InvalidRequest."""
+        given = self.request.GET
+        return read_query({name: given.getlist(name) for name in given}, kind)
 
     def resume_grace_s(self) -> float:
         """How long a dropped stream goes on for a client that may come back: `x-weir-resume-grace`, seconds."""
@@ -98,10 +118,12 @@ View = Callable[..., Awaitable[HttpResponse | StreamingHttpResponse]]
 Route = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 
-def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
-    """A view of `ApiCall` that takes one method and needs a key with `scope`."""
+def endpoint(method: str, *, scope: Scope, **tells: Any) -> Callable[[View], Route]:
+    """A view of `ApiCall` that takes one method and needs a key with `scope`; `tells` is for its Operation."""
 
     def decorate(view: View) -> Route:
+        operation = Operation(method, scope, view, **tells)
+
         @wraps(view)
         async def wrapped(request: HttpRequest, **path: Any) -> HttpResponseBase:
             try:
@@ -111,11 +133,21 @@ def endpoint(method: str, *, scope: Scope) -> Callable[[View], Route]:
                 if scope not in principal.scopes:
                     raise NotAllowed(f"This key lacks the scope '{scope}'.", code="insufficient_permissions")
                 principal = _with_own_deadline(request, principal)
-                return await view(ApiCall(request, principal, get_runtime()), **path)
+                call = ApiCall(request, principal, get_runtime())
+                key = request.headers.get("Idempotency-Key") if operation.generates else None
+                if key is None:
+                    return await view(call, **path)
+
+                def work(claim: Claim) -> Awaitable[HttpResponse | StreamingHttpResponse]:
+                    call.claim = claim
+                    return view(call, **path)
+
+                return await answer_once(request, principal, call.runtime, key, work)
             except Exception as error:
                 return render_error(request, _as_api_error(error))
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
+        wrapped.operations = (operation,)  # type: ignore[attr-defined]
         return wrapped
 
     return decorate
@@ -132,6 +164,9 @@ def by_method(**routes: Route) -> Route:
         return render_error(request, _not_allowed(request, allowed))
 
     dispatch.csrf_exempt = True  # type: ignore[attr-defined]
+    dispatch.operations = tuple(  # type: ignore[attr-defined]
+        operation for route in routes.values() for operation in getattr(route, "operations", ())
+    )
     return dispatch
 
 

@@ -8,11 +8,11 @@ from django.http import HttpResponse, QueryDict
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.report_parameters import read_report
-from inference.downloads import export_response
+from inference.downloads import MEDIA_TYPES, export_response
 from inference.errors import Conflict, NotFound, RateLimited
 from inference.models import ExportFormat, UsageExport
 from inference.reports import Dimension
-from inference.schemas.exports import ExportList, NewExport, export_object
+from inference.schemas.exports import ExportList, ExportObject, NewExport, export_object
 from inference.services.exports import (
     ExportNotFound,
     TooManyExports,
@@ -25,14 +25,16 @@ from tenants.models import Tenant
 from tenants.principal import Scope
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, answer=ExportList)
 async def _list(call: ApiCall) -> HttpResponse:
+    """The tenant's reports as files."""
     rows = await sync_to_async(list_exports)(call.principal.tenant_id)
     return call.respond(ExportList([export_object(row) for row in rows]))
 
 
-@endpoint("POST", scope=Scope.USAGE_READ)
+@endpoint("POST", scope=Scope.USAGE_READ, body=NewExport, answer=ExportObject, status=202, errors=(429,))
 async def _create(call: ApiCall) -> HttpResponse:
+    """Writes a report to a file, within seconds."""
     asked = call.read(NewExport)
     try:
         export = await sync_to_async(_created)(call, asked)
@@ -46,13 +48,15 @@ async def _create(call: ApiCall) -> HttpResponse:
 exports = by_method(GET=_list, POST=_create)
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, answer=ExportObject, errors=(404,))
 async def retrieve(call: ApiCall, *, export_id: str) -> HttpResponse:
+    """How far it is."""
     return call.respond(export_object(await _export(call, export_id)))
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, answer=bytes, media=tuple(MEDIA_TYPES.values()), errors=(404, 409))
 async def content(call: ApiCall, *, export_id: str) -> HttpResponse:
+    """The file."""
     export = await _export(call, export_id)
     file = await sync_to_async(content_of)(export)
     if file is None:

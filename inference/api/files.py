@@ -12,15 +12,17 @@ from django.http.multipartparser import MultiPartParserError
 
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import InvalidRequest, UnsupportedMedia
-from inference.schemas.batches import Deleted, Page, file_object
+from inference.schemas.batches import Deleted, FileObject, FilePage, FileUpload, Page, file_object
+from inference.schemas.queries import FilesQuery, PageQuery
 from inference.services import files as service
 from tenants.principal import Scope
 
 _EXPIRES_S = range(3600, 30 * 86400 + 1)
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint("POST", scope=Scope.INFERENCE, form=FileUpload, answer=FileObject)
 async def _upload(call: ApiCall) -> HttpResponse:
+    """Keeps a file."""
     if not call.request.headers.get("Content-Type", "").lower().startswith("multipart/form-data"):
         raise UnsupportedMedia(
             "Upload a file as multipart/form-data with the fields 'file' and 'purpose'.",
@@ -52,27 +54,32 @@ def _uploaded(call: ApiCall) -> Any:
     )
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, query=FilesQuery, answer=FilePage)
 async def _list(call: ApiCall) -> HttpResponse:
+    """The files, newest first."""
+    asked = call.query(FilesQuery)
     rows = service.live_files(call.principal.tenant_id)
-    if purpose := call.request.GET.get("purpose"):
-        rows = rows.filter(purpose=purpose.replace("\0", ""))
-    return call.respond(await sync_to_async(page_of)(call, rows, "file_id", file_object))
+    if asked.purpose:
+        rows = rows.filter(purpose=asked.purpose)
+    return call.respond(await sync_to_async(page_of)(asked, rows, "file_id", file_object))
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=FileObject, errors=(404,))
 async def _retrieve(call: ApiCall, *, file_id: str) -> HttpResponse:
+    """What is known of a file."""
     return call.respond(file_object(await sync_to_async(service.find_file)(call.principal, file_id)))
 
 
-@endpoint("DELETE", scope=Scope.INFERENCE)
+@endpoint("DELETE", scope=Scope.INFERENCE, answer=Deleted, errors=(404,))
 async def _delete(call: ApiCall, *, file_id: str) -> HttpResponse:
+    """Deletes it."""
     await sync_to_async(service.delete_file)(call.principal, file_id)
     return call.respond(Deleted(file_id, "file"))
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=bytes, errors=(404,))
 async def file_content(call: ApiCall, *, file_id: str) -> HttpResponse:
+    """What is in it."""
     content = await sync_to_async(service.read_file)(call.principal, file_id)
     return HttpResponse(content, content_type="application/octet-stream")
 
@@ -81,20 +88,16 @@ files = by_method(GET=_list, POST=_upload)
 file = by_method(GET=_retrieve, DELETE=_delete)
 
 
-def page_of(call: ApiCall, rows: QuerySet[Any], id_field: str, render: Any) -> Page:
+def page_of(asked: PageQuery, rows: QuerySet[Any], id_field: str, render: Any) -> Page:
     """Newest first unless `order` is `asc`; after the object `after`, at most `limit`. Raises InvalidRequest."""
-    query = call.request.GET
-    limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:6]) <= 10_000):
-        raise InvalidRequest("'limit' must be from 1 to 10000.", param="limit")
-    is_ascending = query.get("order") == "asc"
-    if after := query.get("after"):
-        last: Model | None = rows.filter(**{id_field: after.replace("\0", "")}).first()
+    is_ascending = asked.order == "asc"
+    if asked.after:
+        last: Model | None = rows.filter(**{id_field: asked.after}).first()
         if last is None:
             raise InvalidRequest("'after' names nothing of yours.", param="after")
         rows = rows.filter(**{"pk__gt" if is_ascending else "pk__lt": last.pk})
-    found = list(rows.order_by("id" if is_ascending else "-id")[: int(limit) + 1])
-    shown = [render(row) for row in found[: int(limit)]]
+    found = list(rows.order_by("id" if is_ascending else "-id")[: asked.limit + 1])
+    shown = [render(row) for row in found[: asked.limit]]
     return Page(
         data=shown,
         first_id=shown[0].id if shown else None,

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
-from inference.schemas.keys import KeyList, NewKey, Rotation, key_object
+from inference.schemas.keys import KeyList, KeyObject, NewKey, Rotation, key_object
 from tenants.models import ApiKey, Tenant, Tier
 from tenants.principal import Principal, Scope
 from tenants.selectors import (
@@ -29,14 +29,16 @@ from tenants.services import RotationUnderway, issue_api_key, revoke_api_key, ro
 _P = ParamSpec("_P")
 
 
-@endpoint("GET", scope=Scope.KEYS_WRITE)
+@endpoint("GET", scope=Scope.KEYS_WRITE, answer=KeyList)
 async def _list(call: ApiCall) -> HttpResponse:
+    """The tenant's keys."""
     rows = await sync_to_async(list_api_keys)(call.principal)
     return call.respond(KeyList([key_object(row) for row in rows]))
 
 
-@endpoint("POST", scope=Scope.KEYS_WRITE)
+@endpoint("POST", scope=Scope.KEYS_WRITE, body=NewKey, answer=KeyObject, status=201)
 async def _issue(call: ApiCall) -> HttpResponse:
+    """A new key, its secret told once."""
     asked = call.read(NewKey)
     return call.respond(await _answered(_issued, call, asked), status=201)
 
@@ -44,14 +46,16 @@ async def _issue(call: ApiCall) -> HttpResponse:
 keys = by_method(GET=_list, POST=_issue)
 
 
-@endpoint("POST", scope=Scope.KEYS_WRITE)
+@endpoint("POST", scope=Scope.KEYS_WRITE, body=Rotation, answer=KeyObject, errors=(404, 409))
 async def rotate(call: ApiCall, *, key_id: str) -> HttpResponse:
+    """A new secret for a key; the old one goes on for a while."""
     asked = call.read(Rotation)
     return call.respond(await _answered(_rotated, call, key_id, asked))
 
 
-@endpoint("POST", scope=Scope.KEYS_WRITE)
+@endpoint("POST", scope=Scope.KEYS_WRITE, answer=KeyObject, errors=(404,))
 async def revoke(call: ApiCall, *, key_id: str) -> HttpResponse:
+    """Ends a key, on every gateway within a second."""
     return call.respond(await _answered(_revoked, call, key_id))
 
 

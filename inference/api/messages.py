@@ -19,22 +19,35 @@ from inference.services.chat import Chat, start_chat
 from inference.services.fan_in import chunks_of
 from inference.services.prepare import tokenise_chat
 from inference.services.refusal import bucket_headers
-from inference.services.submit import new_request_id
 from inference.tool_calls import CallStarted, Part
 from tenants.principal import Scope
 
 _PATIENCE_S = 10.0
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=MessageRequest,
+    answer=out.MessageOut,
+    events=(out.MessageEvent,),
+    headers=(
+        "Idempotency-Key",
+        "x-weir-deadline-s",
+    ),
+    generates=True,
+    is_anthropic=True,
+)
 async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
+    """Answers a conversation as Anthropic's API does, whole or streamed."""
     body = call.read(MessageRequest)
     chat = await start_chat(
         call.runtime,
         call.principal,
         body.chat(),
         endpoint="messages",
-        request_id=new_request_id("msg"),
+        request_id=call.new_request_id("msg"),
+        may_exist=call.may_exist,
     )
     shape = MessageShape(chat)
     headers = bucket_headers(chat.generation.buckets)
@@ -56,8 +69,16 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     return call.respond(shape.whole(), headers=headers)
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=CountTokensRequest,
+    answer=out.TokenCount,
+    errors=(404,),
+    is_anthropic=True,
+)
 async def count_tokens(call: ApiCall) -> HttpResponse:
+    """How many tokens a conversation has."""
     body = call.read(CountTokensRequest)
     chat = body.to_chat()
     model = await call.runtime.models.get(

@@ -13,8 +13,9 @@ from inference.schemas.answers import ModelList, ModelObject
 from tenants.principal import Scope
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=ModelList)
 async def list_models(call: ApiCall) -> HttpResponse:
+    """The models that the key may use."""
     tenant = call.principal.tenant_public_id
     found: list[ServedModel] = []
     for model in await call.runtime.models.all():
@@ -24,8 +25,9 @@ async def list_models(call: ApiCall) -> HttpResponse:
     return call.respond(ModelList([_object(model) for model in found]))
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=ModelObject, errors=(404,))
 async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
+    """One of them."""
     base = model_id if call.principal.allows(model_id) else model_id.rpartition(":")[0]
     if not call.principal.allows(base):
         raise NotAllowed(f"This key may not use '{model_id}'.", code="model_not_allowed", param="model")

@@ -32,8 +32,9 @@ class Quota(msgspec.Struct, kw_only=True):
     object: str = "quota"
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=Quota)
 async def quota(call: ApiCall) -> HttpResponse:
+    """Every limit that binds the key, what is left of it, and when it is full again."""
     states = await call.runtime.quotas.peek(call.principal)
     return call.respond(Quota(tier=call.principal.tier.name, data=[_object(state) for state in states]))
 

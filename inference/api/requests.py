@@ -15,8 +15,10 @@ from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import Position, events_of
 from inference.errors import InvalidRequest
 from inference.models_served import ServedModel
+from inference.schemas.answers import ChatCompletionChunk, Completion
 from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.completions import CompletionRequest
+from inference.schemas.queries import StreamQuery
 from inference.schemas.sampling import StreamOptions
 from inference.services.generation import Generation
 from inference.services.resume import find_request, resume
@@ -36,8 +38,9 @@ class RequestStatus(msgspec.Struct, kw_only=True):
     object: str = "request"
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=RequestStatus, errors=(404,))
 async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
+    """Where a request stands, also in the queue."""
     model, state = await find_request(call.runtime, call.principal, request_id)
     return call.respond(
         RequestStatus(
@@ -52,15 +55,24 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
     )
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint(
+    "GET",
+    scope=Scope.INFERENCE,
+    query=StreamQuery,
+    events=(ChatCompletionChunk, Completion),
+    headers=("Last-Event-ID", "x-weir-resume-grace"),
+    errors=(404,),
+)
 async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse:
-    read_to = _position(call)
+    """An answer's events from where a connection broke off."""
+    asked = call.query(StreamQuery)
+    read_to = _position(call, asked)
     model_name, _ = await find_request(call.runtime, call.principal, request_id)
     model = await call.runtime.models.get(model_name, kind="generate")
     generation = await resume(
         call.runtime, call.principal, request_id, model=model_name, from_seq=read_to.next_seq
     )
-    shape = _shape(call, generation, model)
+    shape = _shape(asked, generation, model)
 
     def render(index: int, chunk: Chunk) -> Sequence[Any]:
         if read_to.is_after_end and chunk.finish is not None:
@@ -78,18 +90,17 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
     )
 
 
-def _position(call: ApiCall) -> Position:
-    text = call.request.headers.get("Last-Event-ID", "") or call.request.GET.get("last_event_id", "")
+def _position(call: ApiCall, asked: StreamQuery) -> Position:
+    text = call.request.headers.get("Last-Event-ID", "") or asked.last_event_id or ""
     try:
         return Position.parse(text) if text else Position()
     except ValueError as error:
         raise InvalidRequest("Last-Event-ID is the id of the last event that you read.") from error
 
 
-def _shape(call: ApiCall, generation: Generation, model: ServedModel) -> ChatShape | TextShape:
+def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> ChatShape | TextShape:
     """In the words of the route that the request came by, as its id says."""
-    wants = StreamOptions(include_usage=call.request.GET.get("include_usage") == "true")
-    has_logprobs = call.request.GET.get("logprobs") == "true"
+    wants = StreamOptions(include_usage=asked.include_usage)
     request_id = generation.ticket.request_id
     if request_id.startswith("cmpl-"):
         text = CompletionRequest(
@@ -97,10 +108,10 @@ def _shape(call: ApiCall, generation: Generation, model: ServedModel) -> ChatSha
             prompt=[0],
             stream=True,
             stream_options=wants,
-            logprobs=0 if has_logprobs else None,
+            logprobs=0 if asked.logprobs else None,
         )
         return TextShape(request_id, text, model, [[0]], [generation])
     chat = ChatCompletionRequest(
-        model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=has_logprobs
+        model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=asked.logprobs
     )
     return ChatShape(generation, chat, model)

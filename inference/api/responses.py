@@ -14,7 +14,8 @@ from inference.api.response_shape import ResponseShape, framed, new_response
 from inference.api.sse import Framing, events_of
 from inference.errors import ApiError, Conflict, GenerationFailed, InvalidRequest, NotFound
 from inference.runtime import Runtime
-from inference.schemas.response_answers import ItemList, ResponseDeleted
+from inference.schemas.queries import ItemsQuery
+from inference.schemas.response_answers import ItemList, ResponseDeleted, ResponseEvent, ResponseObject
 from inference.schemas.responses import ResponseRequest
 from inference.services.chat import start_chat
 from inference.services.fan_in import chunks_of
@@ -22,7 +23,7 @@ from inference.services.generation import Generation
 from inference.services.refusal import bucket_headers
 from inference.services.responses import Kept, delete_response, find_response, keep_response
 from inference.services.resume import find_request, resume
-from inference.services.submit import new_request_id
+from inference.services.tiering import in_asked_tier
 from inference.tool_calls import ToolFormat, tool_format
 from tenants.principal import Principal, Scope
 
@@ -30,13 +31,26 @@ _PATIENCE_S: Final = 10.0
 _CANCEL_WAIT_S: Final = 15.0
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint(
+    "POST",
+    scope=Scope.INFERENCE,
+    body=ResponseRequest,
+    answer=ResponseObject,
+    events=(ResponseEvent,),
+    headers=(
+        "Idempotency-Key",
+        "x-weir-deadline-s",
+    ),
+    generates=True,
+)
 async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
+    """Answers text or items; whole, streamed, or in the background."""
     body = call.read(ResponseRequest)
     body.check()
+    call.principal = await in_asked_tier(call.principal, service_tier=body.service_tier)
     own = body.items()
     items = [*await _history(call, body.previous_response_id), *own]
-    response_id = new_request_id("resp")
+    response_id = call.new_request_id("resp")
     chat = await start_chat(
         call.runtime,
         call.principal,
@@ -44,6 +58,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         endpoint="responses",
         request_id=response_id,
         max_tokens_param="max_output_tokens",
+        may_exist=call.may_exist,
     )
     generation = chat.generation
     response = new_response(body, response_id)
@@ -68,8 +83,9 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     return call.respond(response, headers=headers)
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, answer=ResponseObject, errors=(404,))
 async def _retrieve(call: ApiCall, *, response_id: str) -> HttpResponse:
+    """A stored response, as it stands."""
     if call.request.GET.get("stream") == "true":
         raise InvalidRequest(
             "A stored response can't be streamed: leave 'stream' out.",
@@ -80,8 +96,9 @@ async def _retrieve(call: ApiCall, *, response_id: str) -> HttpResponse:
     return call.respond(kept.response)
 
 
-@endpoint("DELETE", scope=Scope.INFERENCE)
+@endpoint("DELETE", scope=Scope.INFERENCE, answer=ResponseDeleted, errors=(404,))
 async def _delete(call: ApiCall, *, response_id: str) -> HttpResponse:
+    """Forgets it; where it still runs, ends it."""
     kept = await find_response(call.principal, response_id)
     if not kept.is_final:
         await call.runtime.broker.cancel(kept.model, response_id)
@@ -89,8 +106,9 @@ async def _delete(call: ApiCall, *, response_id: str) -> HttpResponse:
     return call.respond(ResponseDeleted(response_id))
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint("POST", scope=Scope.INFERENCE, answer=ResponseObject, errors=(404,))
 async def cancel_response(call: ApiCall, *, response_id: str) -> HttpResponse:
+    """Ends a background response."""
     kept = await find_response(call.principal, response_id)
     if not kept.response.background:
         raise InvalidRequest(
@@ -103,20 +121,18 @@ async def cancel_response(call: ApiCall, *, response_id: str) -> HttpResponse:
     return call.respond(kept.response)
 
 
-@endpoint("GET", scope=Scope.INFERENCE)
+@endpoint("GET", scope=Scope.INFERENCE, query=ItemsQuery, answer=ItemList, errors=(404,))
 async def list_input_items(call: ApiCall, *, response_id: str) -> HttpResponse:
+    """What a response answered."""
+    asked = call.query(ItemsQuery)
     kept = await find_response(call.principal, response_id)
     own = kept.items[len(kept.items) - kept.num_own_items :]
     shown = [_shown(item, f"{response_id}_in_{index}") for index, item in enumerate(own)]
-    if call.request.GET.get("order", "desc") == "desc":
+    if asked.order == "desc":
         shown.reverse()
     ids = [item["id"] for item in shown]
-    after = call.request.GET.get("after")
-    start = ids.index(after) + 1 if after in ids else 0
-    limit = call.request.GET.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= 100):
-        raise InvalidRequest("'limit' must be from 1 to 100.", param="limit")
-    page = shown[start : start + int(limit)]
+    start = ids.index(asked.after) + 1 if asked.after in ids else 0
+    page = shown[start : start + asked.limit]
     return call.respond(
         ItemList(
             data=page,

@@ -34,6 +34,11 @@ def event(data: Any, event_id: str = "", *, name: str = "") -> bytes:
     return head.encode() + b"data: " + _ENCODER.encode(data) + b"\n\n"
 
 
+def tells_failure(sent: bytes) -> bool:
+    """Whether an event, in any framing, says that the answer failed."""
+    return sent.startswith((b'data: {"error":', b"event: error\n", b"event: response.failed\n"))
+
+
 def _openai_error(error: ApiError) -> bytes:
     return event({"error": error.body()})
 

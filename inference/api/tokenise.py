@@ -42,8 +42,9 @@ class Text(msgspec.Struct):
     prompt: str
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint("POST", scope=Scope.INFERENCE, body=TokeniseRequest, answer=Tokens, errors=(404,))
 async def tokenize(call: ApiCall) -> HttpResponse:
+    """The exact tokens of a prompt or of a conversation."""
     body = call.read(TokeniseRequest)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
@@ -59,8 +60,9 @@ async def tokenize(call: ApiCall) -> HttpResponse:
     return call.respond(Tokens(count=len(tokens), max_model_len=model.card.context_length, tokens=tokens))
 
 
-@endpoint("POST", scope=Scope.INFERENCE)
+@endpoint("POST", scope=Scope.INFERENCE, body=DetokeniseRequest, answer=Text, errors=(404,))
 async def detokenize(call: ApiCall) -> HttpResponse:
+    """The text of tokens."""
     body = call.read(DetokeniseRequest)
     models = call.runtime.models
     model = await models.get(body.model, tenant_public_id=call.principal.tenant_public_id)

@@ -9,9 +9,11 @@ from inference.api import batches, exports, files, keys, usage, webhooks
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
+from inference.api.endpoint import by_method
 from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
+from inference.api.openapi import ApiDocument
 from inference.api.quota import quota
 from inference.api.requests import resume_stream, retrieve_request
 from inference.api.responses import cancel_response, list_input_items, response, responses
@@ -28,7 +30,7 @@ async def no_such_route(request: HttpRequest) -> HttpResponse:
 
 no_such_route.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
 
-urlpatterns = [
+_routes = [
     path("chat/completions", chat_completions, name="chat-completions"),
     path("completions", completions, name="completions"),
     path("messages", messages, name="messages"),
@@ -65,5 +67,10 @@ urlpatterns = [
     path("keys", keys.keys, name="api-keys"),
     path("keys/<str:key_id>/rotate", keys.rotate, name="rotate-api-key"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),
+]
+api_document = ApiDocument(_routes)
+urlpatterns = [
+    *_routes,
+    path("openapi.json", by_method(GET=api_document.serve), name="openapi"),
     re_path(r"", no_such_route),
 ]

@@ -12,6 +12,7 @@ from inference.api.endpoint import ApiCall, endpoint
 from inference.api.report_parameters import read_number, read_report
 from inference.errors import InvalidRequest
 from inference.reports import BadCursor, Dimension, usage_page
+from inference.schemas.queries import UsageQuery
 from inference.schemas.usage import UsagePage, usage_line
 from tenants.principal import Scope
 
@@ -20,13 +21,15 @@ _LIMIT: Final = 100
 _PARAMETERS: Final = {"start", "end", "bucket_width", "group_by", "limit", "page", *Dimension}
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, query=UsageQuery, answer=UsagePage)
 async def usage(call: ApiCall) -> HttpResponse:
+    """What the tenant used."""
     return await _page(call, with_counts=True)
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, query=UsageQuery, answer=UsagePage)
 async def costs(call: ApiCall) -> HttpResponse:
+    """What it cost, in micro-USD."""
     return await _page(call, with_counts=False)
 
 

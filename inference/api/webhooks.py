@@ -17,10 +17,12 @@ from inference.schemas.webhooks import (
     AlertList,
     Deleted,
     DeliveryList,
+    DeliveryObject,
     NewWebhook,
     SecretRotation,
     WebhookChange,
     WebhookList,
+    WebhookObject,
     alert_object,
     delivery_object,
     webhook_object,
@@ -43,35 +45,41 @@ from tenants.principal import Scope
 _P = ParamSpec("_P")
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, answer=AlertList)
 async def alerts(call: ApiCall) -> HttpResponse:
+    """What the tenant was told of its budgets and keys."""
     rows = await sync_to_async(latest_alerts)(call.principal.tenant_id)
     return call.respond(AlertList([alert_object(row) for row in rows]))
 
 
-@endpoint("GET", scope=Scope.ADMIN)
+@endpoint("GET", scope=Scope.ADMIN, answer=WebhookList)
 async def _list(call: ApiCall) -> HttpResponse:
+    """Where alerts are sent."""
     rows = await sync_to_async(list_webhooks)(call.principal.tenant_id)
     return call.respond(WebhookList([webhook_object(row) for row in rows]))
 
 
-@endpoint("POST", scope=Scope.ADMIN)
+@endpoint("POST", scope=Scope.ADMIN, body=NewWebhook, answer=WebhookObject, status=201)
 async def _create(call: ApiCall) -> HttpResponse:
+    """Sends alerts to one more URL."""
     return call.respond(await _answered(_created, call, call.read(NewWebhook)), status=201)
 
 
-@endpoint("GET", scope=Scope.ADMIN)
+@endpoint("GET", scope=Scope.ADMIN, answer=WebhookObject, errors=(404,))
 async def _show(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """One of them."""
     return call.respond(await _answered(_shown, call, webhook_id))
 
 
-@endpoint("POST", scope=Scope.ADMIN)
+@endpoint("POST", scope=Scope.ADMIN, body=WebhookChange, answer=WebhookObject, errors=(404,))
 async def _change(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """Changes it, or switches it on or off."""
     return call.respond(await _answered(_changed, call, webhook_id, call.read(WebhookChange)))
 
 
-@endpoint("DELETE", scope=Scope.ADMIN)
+@endpoint("DELETE", scope=Scope.ADMIN, answer=Deleted, errors=(404,))
 async def _delete(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """Forgets it."""
     return call.respond(await _answered(_deleted, call, webhook_id))
 
 
@@ -79,18 +87,21 @@ webhooks = by_method(GET=_list, POST=_create)
 webhook = by_method(GET=_show, POST=_change, DELETE=_delete)
 
 
-@endpoint("POST", scope=Scope.ADMIN)
+@endpoint("POST", scope=Scope.ADMIN, body=SecretRotation, answer=WebhookObject, errors=(404,))
 async def rotate_secret(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """A new secret to sign with."""
     return call.respond(await _answered(_rotated, call, webhook_id, call.read(SecretRotation)))
 
 
-@endpoint("POST", scope=Scope.ADMIN)
+@endpoint("POST", scope=Scope.ADMIN, answer=DeliveryObject, status=202, errors=(404,))
 async def test(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """Sends it an alert that is none."""
     return call.respond(await _answered(_tried, call, webhook_id), status=202)
 
 
-@endpoint("GET", scope=Scope.ADMIN)
+@endpoint("GET", scope=Scope.ADMIN, answer=DeliveryList, errors=(404,))
 async def deliveries(call: ApiCall, *, webhook_id: str) -> HttpResponse:
+    """What was sent lately, and what came of it."""
     return call.respond(await _answered(_deliveries, call, webhook_id))
 
 

@@ -3,6 +3,7 @@ from inference.models.alert import Alert, AlertKind
 from inference.models.batch import Batch, BatchResult, BatchStatus, StoredFile
 from inference.models.conversation import Conversation, Exchange
 from inference.models.export import ExportFile, ExportFormat, ExportState, UsageExport
+from inference.models.idempotency import IdempotentRequest
 from inference.models.response import StoredResponse
 from inference.models.rollup import (
     LATENCY_STEP,
@@ -28,6 +29,7 @@ __all__ = [
     "ExportFile",
     "ExportFormat",
     "ExportState",
+    "IdempotentRequest",
     "LatencyDay",
     "LatencyMetric",
     "ParkedUsageEvent",

@@ -27,6 +27,16 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     body: dict[str, Any]
 
 
+class FileUpload(msgspec.Struct, kw_only=True):
+    """The fields of the form."""
+
+    file: bytes
+    purpose: Literal["batch"]
+    expires_after_seconds: Annotated[int, Meta(ge=3600, le=2_592_000)] | None = msgspec.field(
+        default=None, name="expires_after[seconds]"
+    )
+
+
 class FileObject(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["file"] = "file"
@@ -50,6 +60,10 @@ class Page(msgspec.Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class FilePage(Page, kw_only=True):
+    data: list[FileObject]
 
 
 class Counts(msgspec.Struct):
@@ -79,6 +93,10 @@ class BatchObject(msgspec.Struct, kw_only=True):
     cancelled_at: int | None
     request_counts: Counts
     metadata: dict[str, str]
+
+
+class BatchPage(Page, kw_only=True):
+    data: list[BatchObject]
 
 
 def file_object(row: StoredFile) -> FileObject:

@@ -9,7 +9,14 @@ from msgspec import Meta
 
 from engine_worker.protocol import LOGPROBS_MAX
 from inference.errors import InvalidRequest
-from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
+from inference.schemas.sampling import (
+    Choices,
+    Priority,
+    SamplingFields,
+    ServiceTier,
+    StreamOptions,
+    refuse_unsupported,
+)
 from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
 from inference.schemas.tools import NamedTool, Tool, ToolCallMade, ToolChoice
 
@@ -46,6 +53,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    service_tier: ServiceTier | None = None
+    """`auto` and `default`: the key's own tier; `flex`: that of batches; or a tier by name."""
+    priority: Priority | None = None
+    """So many tiers after the key's own; 0 is that."""
     # Accepted; they change nothing in the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -68,7 +79,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     web_search_options: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
-    service_tier: Any = None
     store: bool | None = None
     moderation: Any = None
 
@@ -154,7 +164,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "moderation": (),
 }

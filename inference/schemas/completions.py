@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from inference.errors import InvalidRequest
 from inference.schemas.prompts import Prompts, prompts_of
-from inference.schemas.sampling import Choices, SamplingFields, StreamOptions, refuse_unsupported
+from inference.schemas.sampling import Choices, Priority, SamplingFields, StreamOptions, refuse_unsupported
 
 MAX_TOKENS_DEFAULT = 16
 """As in OpenAI's specification."""
@@ -23,6 +23,8 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     """0 scores the prompt, with `echo` and `logprobs`."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Priority | None = None
+    """So many tiers after the key's own; 0 is that."""
     # Accepted; it changes nothing in the answer.
     user: str | None = None
     n: Choices | None = None

@@ -90,5 +90,8 @@ class MessageStop(msgspec.Struct, tag="message_stop"):
     pass
 
 
+MessageEvent: TypeAlias = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+
+
 class TokenCount(msgspec.Struct):
     input_tokens: int

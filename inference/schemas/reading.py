@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import msgspec
 
@@ -46,6 +46,21 @@ def read_value(value: Any, kind: Any, *, where: str) -> Any:
         path = f"{where}.{inside}" if inside else where
         text = _PATH.sub("", str(error)).replace("`", "'")
         raise InvalidRequest(f"Invalid '{path}': {text[0].lower()}{text[1:]}.", param=path) from error
+
+
+def read_query(given: dict[str, list[str]], kind: type[_Request]) -> _Request:
+    """A query's parameters, those that `kind` has; where it has a value and no list, the last one counts."""
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if texts := given.get(field.encode_name):
+            is_list = get_origin(field.type) is list
+            values[field.encode_name] = texts if is_list else texts[-1]
+    if named := next((name for name, value in values.items() if "\0" in value), None):
+        raise InvalidRequest(f"Invalid '{named}': it holds a NUL.", param=named)
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(_sentence(str(error)), param=_param(str(error))) from error
 
 
 def _reason(body: bytes, error: Exception) -> str:

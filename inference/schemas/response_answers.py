@@ -90,6 +90,13 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     metadata: dict[str, str]
 
 
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """What every event of a stream has; the rest is its type's."""
+
+    type: str
+    sequence_number: int
+
+
 class ItemList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

@@ -14,7 +14,7 @@ from msgspec import Meta
 from inference.errors import InvalidRequest
 from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.reading import read_value
-from inference.schemas.sampling import refuse_unsupported
+from inference.schemas.sampling import ServiceTier, refuse_unsupported
 from inference.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from inference.schemas.tools import (
     FunctionCalled,
@@ -120,6 +120,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: ResponseStreamOptions | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     """Ours, as in chat completions."""
+    service_tier: ServiceTier | None = None
+    """As in chat completions."""
     # Accepted; they change nothing in the answer.
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     user: str | None = None
@@ -135,7 +137,6 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     prompt: Any = None
     reasoning: Any = None
-    service_tier: str | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
 
@@ -185,7 +186,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "prompt": (),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
-    "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -16,6 +16,8 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\S")]
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
+Priority: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+ServiceTier: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 STOPS_MAX = 4

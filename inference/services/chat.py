@@ -10,8 +10,9 @@ from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
 from inference.services.choices import end_of
 from inference.services.generation import Generation
+from inference.services.idempotency import submit_once
 from inference.services.prepare import make_chat_grammar, tokenise_chat
-from inference.services.submit import Submission, submit
+from inference.services.submit import Submission
 from inference.tool_calls import Part, ToolCallParser, ToolFormat
 from tenants.principal import Principal
 
@@ -46,6 +47,7 @@ async def start_chat(
     endpoint: str,
     request_id: str,
     max_tokens_param: str | None = None,
+    may_exist: bool = False,
 ) -> Chat:
     """Raises ApiError: nothing is charged and nothing queued then. `body` is checked already.
 
@@ -56,7 +58,7 @@ async def start_chat(
     prompt = await tokenise_chat(
         runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()
     )
-    generation = await submit(
+    generation = await submit_once(
         runtime,
         principal,
         Submission(
@@ -68,6 +70,7 @@ async def start_chat(
             endpoint=endpoint,
             request_id=request_id,
             grammar=grammar,
+            may_exist=may_exist,
         ),
     )
     return Chat(generation, model, body.model, len(prompt), tool_form)

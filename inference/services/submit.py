@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Refused
 
+_UUID7: Final = re.compile(r"-([0-9a-f]{12})7[0-9a-f]{19}")
 _LEASE_GRACE_S: Final = 30
 """A reservation outlives its request's deadline by this much: settling comes after the end."""
 _SHORT_ANSWER: Final = 256
@@ -51,11 +53,19 @@ class Submission:
     """What the answer must follow."""
     text_lengths: list[int] = field(default_factory=list)
     """To be embedded, not gone on from: how many of the prompt's tokens are each text's."""
+    may_exist: bool = False
+    """The request has an idempotency key: another gateway may have begun it (idempotency.py)."""
     trace: dict[str, str] = field(default_factory=dict)
 
 
 def new_request_id(prefix: str) -> str:
     return f"{prefix}-{uuid_utils.uuid7().hex}"
+
+
+def made_at(request_id: str) -> int:
+    """Unix time, seconds, of the moment that is in the id: the same for whoever tells of the request."""
+    found = _UUID7.search(request_id)
+    return int(found[1], 16) // 1000 if found else int(time.time())
 
 
 def cache_salt(tenant_public_id: str, own: str) -> str:
@@ -167,8 +177,10 @@ def _released_on_failure(runtime: Runtime, principal: Principal, reservation_id:
     try:
         yield
     except BaseException as error:
-        # A task of the runtime's, because this one may be on its way to be cancelled.
-        runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
+        # One with the same id runs, and what was reserved is its own.
+        if not isinstance(error, DuplicateRequestId):
+            # A task of the runtime's, because this one may be on its way to be cancelled.
+            runtime.spawn(_release(runtime, principal, reservation_id), name="release-reservation")
         if (refused := _part_refusal(error)) is not None:
             raise refused from error
         raise

@@ -66,7 +66,7 @@ def engine_of(site: Site, model: str, *more: str) -> Iterator[None]:
     try:
         with redis.Redis.from_url(settings.REDIS_URL) as server:
             card = keys.model_prefix(model.partition("=")[0]) + "card"
-            wait_until(lambda: server.exists(card) == 1, "the engine's worker", site.log, 180)
+            wait_until(lambda: server.exists(card) == 1, "the engine's worker", site.log, 600)
         yield
     finally:
         worker.terminate()

@@ -1,0 +1,119 @@
+"""`Idempotency-Key`: the same key and body are the same request, whole or streamed, and charged once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from django.utils import timezone
+
+from inference.models import IdempotentRequest
+from inference.services.idempotency import delete_expired_requests
+from tests.factories import make_key, make_tenant
+from tests.inference.api.test_life import rows_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CHAT = "chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def tenant():
+    return make_tenant()
+
+
+@pytest.fixture
+def ask(site, model, tenant):
+    secret = make_key(tenant).secret
+    with httpx.Client(base_url=f"{site.url}/v1/", timeout=120) as client:
+
+        def post(key: str | None, path: str = CHAT, secret: str = secret, **body: Any) -> httpx.Response:
+            given = {"model": model, "messages": HELLO, "max_tokens": 5} if path == CHAT else {"model": model}
+            headers = {"Authorization": f"Bearer {secret}"} | ({"Idempotency-Key": key} if key else {})
+            return client.post(path, json=given | body, headers=headers)
+
+        yield post
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {}),
+        (CHAT, {"stream": True}),
+        ("completions", {"prompt": ["a", "b"]}),
+        ("messages", {"messages": HELLO, "max_tokens": 5, "stream": True}),
+        ("responses", {"input": "hi", "max_output_tokens": 5}),
+    ],
+)
+def test_asked_twice_it_runs_once(ask, tenant, path, body):
+    first, again, other = (ask(key, path, **body) for key in ("k1", "k1", "k2"))
+    assert first.status_code == again.status_code == 200, first.text
+    assert shown(first) == shown(again)
+    assert again.headers["x-weir-replayed"] == "true"
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert shown(other) != shown(first)
+    expected = 4 if path == "completions" else 2  # a row per prompt
+    assert len(rows_of(tenant, expected)) == expected
+
+
+def shown(answer: httpx.Response) -> str:
+    """The answer without comments, which only keep a connection alive."""
+    return "\n".join(line for line in answer.text.splitlines() if line and not line.startswith(":"))
+
+
+def test_while_it_runs_and_by_many_at_once(ask, tenant):
+    barrier = threading.Barrier(6)
+
+    def one(_: int) -> httpx.Response:
+        barrier.wait(60)
+        return ask("same", max_tokens=40)
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(one, range(6)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({json.dumps(answer.json(), sort_keys=True) for answer in answers}) == 1
+    (row,) = rows_of(tenant, 1)
+    assert row.completion_tokens == 40
+
+
+def test_a_client_that_breaks_off_comes_back_to_the_same_answer(ask, site, model, tenant):
+    given: dict[str, Any] = {"model": model, "messages": HELLO, "max_tokens": 60, "stream": True}
+    headers = {"Authorization": f"Bearer {make_key(tenant).secret}", "Idempotency-Key": "broken"}
+    url = f"{site.url}/v1/{CHAT}"
+    with httpx.stream("POST", url, json=given, headers=headers, timeout=120) as stream:
+        began = [line for line, _ in zip(stream.iter_lines(), range(9), strict=False)]
+    again = httpx.post(url, json=given, headers=headers, timeout=120)
+    data = [line for line in again.text.splitlines() if line.startswith("data: ")]
+    seen = [line for line in began if line.startswith("data: ")]
+    assert seen
+    assert seen == data[: len(seen)]
+    assert data[-1] == "data: [DONE]"
+    (row,) = rows_of(tenant, 1)
+    assert (row.finish_reason, row.completion_tokens) == ("length", 60)
+
+
+def test_another_body_or_key_is_another_request(ask, site, tenant):
+    first = ask("k")
+    reused = ask("k", max_tokens=4)
+    assert (reused.status_code, reused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert ask("k", "completions", prompt="x").status_code == 422
+    other_key = ask("k", secret=make_key(tenant).secret)
+    assert other_key.json()["id"] != first.json()["id"]
+    for bad in ("a b", "x" * 256):
+        assert ask(bad).status_code == 400
+
+
+def test_what_was_refused_may_try_again_and_a_day_later_all_is_forgotten(ask):
+    assert ask("k", model="nope").status_code == 404
+    assert not IdempotentRequest.unscoped.exists()
+    first = ask("k").json()["id"]
+    IdempotentRequest.unscoped.update(expires_at=timezone.now() - timedelta(seconds=1))
+    assert ask("k").json()["id"] != first
+    IdempotentRequest.unscoped.update(expires_at=timezone.now() - timedelta(seconds=1))
+    delete_expired_requests()
+    assert not IdempotentRequest.unscoped.exists()
