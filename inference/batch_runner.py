@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -20,29 +20,19 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from inference.api.chat_completions import ChatShape
+from inference.batch_lines import Line
 from inference.errors import (
     ApiError,
     BudgetSpent,
     Conflict,
-    GenerationFailed,
-    InvalidRequest,
-    NotFound,
     Overloaded,
     RateLimited,
 )
 from inference.models import Batch, BatchStatus
 from inference.runtime import Runtime, close_runtime, get_runtime
 from inference.schemas.batches import BatchLine
-from inference.schemas.chat import ChatCompletionRequest
-from inference.schemas.reading import read_value
-from inference.selectors import has_run
 from inference.services import batches
-from inference.services.chat import Chat, start_chat
-from inference.services.choices import Choice
-from inference.services.fan_in import chunks_of
-from inference.services.resume import resume
-from inference.tool_calls import tool_format
+from inference.services.generation import Generation
 from tenants.principal import Principal
 from tenants.selectors import find_batch_principal
 
@@ -171,18 +161,14 @@ class _BatchRun:
             await sync_to_async(batches.record_line)(self._batch, number, told, is_error=status != 200)
 
     async def _answer(self, principal: Principal, number: int, line: BatchLine) -> tuple[str, Any]:
-        body: ChatCompletionRequest = read_value(line.body, ChatCompletionRequest, where="body")
-        body.check()
-        if body.stream:
-            raise InvalidRequest("A batch's lines can't be streamed.", param="body.stream")
         for attempt in range(_ATTEMPTS_MAX):
             request_id = f"{self._batch.batch_id.replace('_', '-')}-{number}-{attempt}"
             try:
-                chat = await self._begin(principal, request_id, body)
-                if chat is not None:
-                    return request_id, await self._whole(chat, body)
+                return request_id, await self._attempt(principal, request_id, line)
             except BudgetSpent:
                 raise
+            except Conflict:
+                continue  # an attempt that was refused
             except (RateLimited, Overloaded) as error:
                 wait_s = min((error.retry_after_ms or 1000) / 1000, _WAIT_MAX_S)
                 if time.monotonic() + wait_s > self._until:
@@ -190,35 +176,27 @@ class _BatchRun:
                 await asyncio.sleep(wait_s)
         raise Overloaded("The line was refused too often.")
 
-    async def _begin(self, principal: Principal, request_id: str, body: ChatCompletionRequest) -> Chat | None:
-        """The line's generation, begun now or by a run that died. None: that attempt was refused."""
-        model = await self._runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id)
-        with suppress(NotFound):
-            generation = await resume(self._runtime, principal, request_id)
-            form = tool_format(model.card.chat_template) if body.active_tools() else None
-            self._running[request_id] = generation.ticket.model
-            return Chat(generation, model, body.model, 0, form)
-        if await sync_to_async(has_run)(principal.tenant_id, request_id):
-            raise GenerationFailed("The line has run, but its answer was lost.", code="result_lost")
-        try:
-            chat = await start_chat(self._runtime, principal, body, endpoint="batches", request_id=request_id)
-        except Conflict:
-            return None
-        self._running[request_id] = chat.generation.ticket.model
-        return chat
+    async def _attempt(self, principal: Principal, request_id: str, line: BatchLine) -> Any:
+        """The line's answer, begun now or by a run that died. Raises Conflict where that attempt was refused."""
+        running: list[str] = []
 
-    async def _whole(self, chat: Chat, body: ChatCompletionRequest) -> Any:
-        generation = chat.generation
-        choices = [Choice() for _ in range(body.num_choices())]
-        async for item in chunks_of([generation], keep_alive_s=10.0):
-            if item is not None:
-                choices[item[1].index].add(item[1])
-        del self._running[generation.ticket.request_id]
-        if (failure := generation.failure()) is not None:
-            if failure.code == "request_cancelled":
-                raise _NotNow
-            raise failure
-        return ChatShape(generation, body, chat.model, chat.tool_form).whole(choices)
+        def begun(generation: Generation) -> None:
+            running.append(generation.ticket.request_id)
+            self._running[generation.ticket.request_id] = generation.ticket.model
+
+        try:
+            answer = await Line(self._runtime, principal, request_id, begun).answer(line.url, line.body)
+        except ApiError as error:
+            self._ended(running)
+            if error.code == "request_cancelled":
+                raise _NotNow from error
+            raise
+        self._ended(running)
+        return answer
+
+    def _ended(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
 
     async def _end_rest(self, code: str, message: str) -> None:
         """Every line without a result gets this one."""

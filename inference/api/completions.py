@@ -10,17 +10,14 @@ from django.http import HttpResponse, StreamingHttpResponse
 from engine_worker.protocol import Chunk, Finish, PositionLogprobs
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import events_of
-from inference.models_served import ServedModel
 from inference.schemas import answers
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.logprobs import TextLogprobs, text_logprobs
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
-from inference.services.generation import Generation
-from inference.services.idempotency import submit_once
-from inference.services.prepare import make_grammar, tokenise_prompt
+from inference.services.completions import Prompted, start_completions
 from inference.services.refusal import bucket_headers
-from inference.services.submit import Submission, made_at
+from inference.services.submit import made_at
 from inference.services.tiering import in_asked_tier
 from tenants.principal import Scope
 
@@ -40,14 +37,17 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     body.check()
     grace_s = call.resume_grace_s()
     call.principal = await in_asked_tier(call.principal, priority=body.priority)
-    model = await call.runtime.models.get(
-        body.model, tenant_public_id=call.principal.tenant_public_id, kind="generate"
-    )
     completion_id = call.new_request_id("cmpl")
-    prompts = [await tokenise_prompt(call.runtime.models, model, prompt) for prompt in body.prompts()]
-    grammar = await make_grammar(call.runtime.models, body)
-    generations = await _submit_all(call, body, model, completion_id, prompts, grammar)
-    shape = TextShape(completion_id, body, model, prompts, generations)
+    prompted = await start_completions(
+        call.runtime,
+        call.principal,
+        body,
+        endpoint="completions",
+        request_id=completion_id,
+        may_exist=call.may_exist,
+    )
+    generations = prompted.generations
+    shape = TextShape(completion_id, body, prompted)
     headers = bucket_headers(generations[-1].buckets)
     if body.stream:
         events = events_of(
@@ -61,37 +61,6 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     return call.respond(shape.whole(await collect(generations, n=body.num_choices())), headers=headers)
 
 
-async def _submit_all(
-    call: ApiCall,
-    body: CompletionRequest,
-    model: ServedModel,
-    completion_id: str,
-    prompts: list[list[int]],
-    grammar: str,
-) -> list[Generation]:
-    generations: list[Generation] = []
-    try:
-        for index, prompt in enumerate(prompts):
-            asked = Submission(
-                model=model,
-                prompt_token_ids=prompt,
-                fields=body,
-                requested_tokens=body.requested_tokens,
-                max_tokens_param="max_tokens",
-                endpoint="completions",
-                grammar=grammar,
-                request_id=completion_id if len(prompts) == 1 else f"{completion_id}-{index}",
-                may_exist=call.may_exist,
-            )
-            generations.append(await submit_once(call.runtime, call.principal, asked))
-    except BaseException:
-        # All prompts or none: what was admitted before the refusal is given back.
-        for generation in generations:
-            generation.leave()
-        raise
-    return generations
-
-
 class TextShape:
     """Text generations in OpenAI's words, whole or in chunks."""
 
@@ -99,10 +68,9 @@ class TextShape:
         self,
         completion_id: str,
         body: CompletionRequest,
-        model: ServedModel,
-        prompts: list[list[int]],
-        generations: list[Generation],
+        prompted: Prompted,
     ) -> None:
+        model, prompts, generations = prompted.model, prompted.prompts, prompted.generations
         self._id = completion_id
         self._model = model.card.model
         self._fingerprint = f"fp_{model.card.revision[:10]}"

@@ -20,6 +20,7 @@ from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.queries import StreamQuery
 from inference.schemas.sampling import StreamOptions
+from inference.services.completions import Prompted
 from inference.services.generation import Generation
 from inference.services.resume import find_request, resume
 from tenants.principal import Scope
@@ -110,7 +111,7 @@ def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> Ch
             stream_options=wants,
             logprobs=0 if asked.logprobs else None,
         )
-        return TextShape(request_id, text, model, [[0]], [generation])
+        return TextShape(request_id, text, Prompted(model, [[0]], [generation]))
     chat = ChatCompletionRequest(
         model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=asked.logprobs
     )

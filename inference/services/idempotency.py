@@ -99,9 +99,12 @@ async def submit_once(runtime: Runtime, principal: Principal, asked: Submission)
         )
     try:
         return await submit(runtime, principal, asked)
-    except Conflict:
-        # Another gateway was faster by a moment.
-        return await resume(runtime, principal, asked.request_id)
+    except Conflict as error:
+        try:
+            # Another gateway was faster by a moment.
+            return await resume(runtime, principal, asked.request_id)
+        except NotFound:
+            raise error from None  # it was refused before
 
 
 def delete_expired_requests() -> None:

@@ -52,12 +52,10 @@ def line(number: int, model: str, **body: Any) -> dict[str, Any]:
     }
 
 
-def begin(client, lines: list[Any], **more: Any):
+def begin(client, lines: list[Any], endpoint: str = "/v1/chat/completions", **more: Any):
     content = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines).encode()
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", **more
-    )
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
 
 
 def lines_of(client, file_id: str) -> list[dict[str, Any]]:
@@ -121,6 +119,39 @@ def test_a_batch_runs(client, model, tenant, key):
     assert {(row.tier, str(row.key_public_id)) for row in rows} == {("batch", str(key.api_key.public_id))}
     assert rows.count() == 2
     assert [each.id for each in client.batches.list()] == [batch.id]
+
+
+def test_completions_and_responses_are_batched_too(client, model, tenant):
+    bodies: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": ["a", "b"], "max_tokens": 4, "seed": 1},
+        "responses": {"input": "hello", "max_output_tokens": 4, "seed": 1},
+    }
+    refused = {"completions": {"prompt": "a", "suffix": "b"}, "responses": {"input": "a", "background": True}}
+    batches = {}
+    for route, body in bodies.items():
+        lines = [
+            {"custom_id": name, "method": "POST", "url": f"/v1/{route}", "body": {"model": model} | each}
+            for name, each in (("good", body), ("bad", refused[route]))
+        ]
+        batches[route] = begin(client, lines, endpoint=f"/v1/{route}")
+    run_batches(budget_s=60)
+    for route, batch in batches.items():
+        done = client.batches.retrieve(batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
+        (good,) = lines_of(client, done.output_file_id)
+        (bad,) = lines_of(client, done.error_file_id)
+        assert bad["response"]["body"]["error"]["code"] == "unsupported_parameter"
+        body = good["response"]["body"]
+        if route == "completions":
+            direct = client.completions.create(model=model, **bodies[route])
+            assert [each["text"] for each in body["choices"]] == [each.text for each in direct.choices]
+        else:
+            direct = client.responses.create(
+                model=model, input="hello", max_output_tokens=4, extra_body={"seed": 1}
+            )
+            assert body["output"][0]["content"][0]["text"] == direct.output_text
+    drain_usage_stream()
+    assert UsageRecord.objects.filter(tenant=tenant, endpoint="batches").count() == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from base64 import b64decode
 
@@ -11,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from engine_worker.model_store import EMBEDDING_MODEL, ModelStoreError, ensure_model
+from inference.batch_runner import run_batches
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.principal import LimitMetric
@@ -164,3 +166,24 @@ def test_the_real_model_by_its_name(site, tmp_path):
         assert client.embeddings.create(model="minilm", input=long).usage.prompt_tokens == 202
         with pytest.raises(openai.BadRequestError, match="maximum context length is 256 tokens"):
             client.embeddings.create(model="minilm", input=long * 2)
+
+
+def test_a_batch_of_embeddings(sdk, encoder_dir):
+    client = sdk(make_key().secret)
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": NAME, "input": text},
+        }
+        for number, text in enumerate(TEXTS)
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    run_batches(budget_s=60)
+    done = client.batches.retrieve(batch.id)
+    assert (done.status, done.request_counts.completed) == ("completed", len(TEXTS))
+    for text, told in zip(TEXTS, client.files.content(done.output_file_id).text.splitlines(), strict=True):
+        (vector,) = json.loads(told)["response"]["body"]["data"]
+        assert_is_of(vector["embedding"], ids_of(text), encoder_dir)
