@@ -14,6 +14,7 @@ from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_worker
 from engine_worker.runner.encoder import is_encoder
+from engine_worker.tracing import TracingUnavailable
 from engine_worker.vllm_engine import VLLMEngine
 
 
@@ -48,7 +49,7 @@ def main() -> int:
             ),
             arguments.worker,
         )
-    except (ModelStoreError, ModelCardError, UnsupportedModel, ValueError) as error:
+    except (ModelStoreError, ModelCardError, UnsupportedModel, TracingUnavailable, ValueError) as error:
         # Nothing that a restart would mend: one clear line instead of a traceback.
         print(f"engine_worker: {error}", file=sys.stderr)
         return 2

@@ -16,6 +16,7 @@ from engine_worker import metrics
 from engine_worker.broker import WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.protocol import ModelCard
+from engine_worker.tracing import set_up
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
 
@@ -45,8 +46,10 @@ def configure_logging() -> None:
 def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
     """Starts the engine, serves until SIGTERM or SIGINT, stops it; the process's exit code.
 
-    `describe` is called once the engine has started, and tells what gateways must know.
+    `describe` is called once the engine has started, and tells what gateways must know. Raises TracingUnavailable.
     """
+    if config.tracing:
+        set_up("weir-engine-worker")
     return asyncio.run(_run(engine, describe, config))
 
 

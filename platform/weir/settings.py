@@ -326,6 +326,10 @@ _celery_metrics_port = env.number("WEIR_CELERY_METRICS_PORT", 0, least=0, most=6
 CELERY_METRICS_PORT = _celery_metrics_port or None
 CELERY_METRICS_HOST = env.text("WEIR_CELERY_METRICS_HOST", "127.0.0.1")
 
+# --- traces ----------------------------------------------------------------------------------------
+TRACING = env.flag("WEIR_TRACING", False)
+"""Spans go by OTLP to where OTEL_EXPORTER_OTLP_ENDPOINT says; needs the extra `tracing`."""
+
 # --- logs ------------------------------------------------------------------------------------------
 LOG_FORMAT = env.choice("WEIR_LOG_FORMAT", "console", ("console", "json"))
 LOG_LEVEL = env.choice("WEIR_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))

@@ -45,9 +45,13 @@ def main() -> int:
         context_length=context_length,
     )
     lease_ms = int(os.environ.get("SCRIPTED_LEASE_MS", "10000"))
-    return run_worker(
-        engine, describe, WorkerConfig(model=name, redis_url=os.environ["REDIS_URL"], lease_ms=lease_ms)
+    config = WorkerConfig(
+        model=name,
+        redis_url=os.environ["REDIS_URL"],
+        lease_ms=lease_ms,
+        tracing=os.environ.get("WEIR_TRACING") == "true",
     )
+    return run_worker(engine, describe, config)
 
 
 if __name__ == "__main__":
