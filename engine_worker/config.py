@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,7 @@ class EngineConfig:
     backend: Backend = "weir"
     """`vllm`: vLLM computes (engine_worker/vllm_engine.py); a package of its own, docs/operations.md."""
     device: str = "cpu"
+    """Or `cuda`, or `cuda:N`."""
     threads: int | None = None
     """Threads inside an operation; None: one per physical core that this process may use."""
     block_size: int = 32
@@ -43,8 +45,10 @@ class EngineConfig:
     """Sequences that run at once."""
     max_num_batched_tokens: int = 512
     """Tokens computed per step: every decode first, then chunks of prompts."""
-    overlap: bool = False
-    """Schedule and launch each step while the one before it runs: the same tokens; docs/engine.md."""
+    overlap: bool | None = None
+    """Schedule and launch each step while the one before it runs: the same tokens; docs/engine.md. None: on a GPU."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory for weights, the largest step and the KV cache, which gets what the others leave."""
     max_model_len: int | None = None
     """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
 
@@ -69,6 +73,14 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running sequence needs a token per step"
+            )
+        if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be cpu, cuda or cuda:N, it is {self.device!r}")
+        if self.device != "cpu" and (self.precision == "int8" or self.adapters):
+            raise ValueError("a GPU takes neither precision int8 nor adapters yet")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization must be above 0 and at most 1, it is {self.gpu_memory_utilization}"
             )
         if self.swap_memory < 0:
             raise ValueError(f"swap_memory must be 0 or more, it is {self.swap_memory}")
@@ -117,6 +129,9 @@ class EngineConfig:
             if not targets[int(rank)] > 0:
                 raise ValueError(f"itl_targets_ms must be positive, it has {pair!r}")
         return targets
+
+    def overlaps(self) -> bool:
+        return self.device != "cpu" if self.overlap is None else self.overlap
 
     def thread_count(self) -> int:
         return self.threads or physical_cores()

@@ -19,7 +19,7 @@ from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.slo import Allowance, LatencyController
 from engine_worker.engine.swap import HostBlocks
-from engine_worker.runner.model_loader import load
+from engine_worker.runner.model_loader import GPU_DTYPES, load
 from engine_worker.runner.model_runner import ModelRunner
 
 
@@ -36,7 +36,8 @@ _FLOOR = Allowance(tokens=16, seqs=1)
 def build(config: EngineConfig) -> Built:
     """Loads the model and lays out its memory. Raises UnsupportedModel."""
     torch.set_num_threads(config.thread_count())
-    loaded = load(config.model_dir)
+    dtype = torch.float32 if config.device == "cpu" else GPU_DTYPES[config.precision]
+    loaded = load(config.model_dir, dtype)
     runner = ModelRunner(config, loaded)
     pool = BlockPool(runner.num_blocks, config.block_size)
     scheduler = Scheduler(
@@ -51,12 +52,12 @@ def build(config: EngineConfig) -> Built:
     executor = Executor(runner, Sampler(loaded.vocab_size), meter)
     return Built(
         core=EngineCore(
-            ThreadDevice(executor) if config.overlap else InlineDevice(executor),
+            ThreadDevice(executor) if config.overlaps() else InlineDevice(executor),
             scheduler,
             pool,
             pace=_pace(config),
             meter=meter,
-            overlap=config.overlap,
+            overlap=config.overlaps(),
         ),
         admission=Admission(
             tokenizer=loaded.tokenizer,

@@ -79,6 +79,11 @@ class TorchDecoder:
 
 def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> Decoder:
     """By `config.kernels`: ours where they can run this model. Raises UnsupportedModel if they must and can't."""
+    if config.device != "cpu":
+        # Here and not above: Triton exists for Linux only.
+        from engine_worker.runner.gpu_decoder import GpuDecoder
+
+        return GpuDecoder(config, loaded, shape)
     if config.kernels == "torch":
         return TorchDecoder(config, loaded, shape)
     reason = "numba is not installed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
@@ -14,6 +15,9 @@ from transformers.utils import logging as transformers_logging
 from engine_worker.attention import interface
 from engine_worker.engine.types import UnsupportedModel
 from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
+
+GPU_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.bfloat16}
+"""By precision: on a GPU the weights' 16 bits are bfloat16's, whose range every family was trained in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,8 @@ def read_vocabulary(model_dir: Path, config: PretrainedConfig) -> Vocabulary:
     )
 
 
-def load(model_dir: Path) -> LoadedModel:
-    """Loads weights in float32. Raises UnsupportedModel, naming what is not served or missing."""
+def load(model_dir: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Raises UnsupportedModel, naming what is not served or missing."""
     if not (model_dir / "config.json").is_file():
         raise UnsupportedModel(f"{model_dir} is not a model directory: it has no config.json")
     # Before AutoConfig, which knows more families than are served and asks to run code for the others.
@@ -71,7 +75,7 @@ def load(model_dir: Path) -> LoadedModel:
     model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         config=config,
-        dtype=torch.float32,
+        dtype=dtype,
         attn_implementation=interface.IMPLEMENTATION,
         use_safetensors=True,
     ).eval()

@@ -21,14 +21,14 @@ class ModelRunner:
     """Holds the model and its KV cache. Belongs to one thread."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
-        if config.device != "cpu":
-            raise UnsupportedModel(f"device {config.device!r} is not served yet; use cpu")
+        if config.device != "cpu" and not torch.cuda.is_available():
+            raise UnsupportedModel(f"device {config.device!r}: torch finds no CUDA device here")
         self._block_size = config.block_size
         self.num_blocks = _num_blocks(config, loaded)
         self._decoder = make_decoder(config, loaded, _kv_shape(config, loaded, self.num_blocks))
         keys, values = self._decoder.keys, self._decoder.values
         self.num_host_blocks = config.swap_memory // (2 * keys[:, 0].nbytes)
-        self._host = [zeroed(len(part), self.num_host_blocks, *part.shape[2:]) for part in (keys, values)]
+        self._host = [_host_copy(part, self.num_host_blocks) for part in (keys, values)]
 
     @torch.inference_mode()
     def execute(self, step: Sequence[Scheduled]) -> Tensor:
@@ -62,9 +62,9 @@ class ModelRunner:
             device, host = torch.tensor(move.device), torch.tensor(move.host)
             for cache, copy in zip((self._decoder.keys, self._decoder.values), self._host, strict=True):
                 if move.to_host:
-                    copy[:, host] = cache[:, device]
+                    copy[:, host] = cache[:, device].to(copy.device)
                 else:
-                    cache[:, device] = copy[:, host]
+                    cache[:, device] = copy[:, host].to(cache.device)
 
     def seconds_per_move(self) -> float:
         """Of one block, one way, measured on the scratch block."""
@@ -92,5 +92,18 @@ def _kv_shape(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> KVS
 def _num_blocks(config: EngineConfig, loaded: LoadedModel) -> int:
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
+    if config.device != "cpu":
+        # Here and not above: Triton exists for Linux only.
+        from engine_worker.runner.gpu_decoder import free_blocks
+
+        return free_blocks(config, loaded, _kv_shape(config, loaded, 1))
     per_block = _kv_shape(config, loaded, 1).block_bytes(torch.float32)
     return max(2, config.kv_cache_memory // per_block)
+
+
+def _host_copy(cache: Tensor, num_blocks: int) -> Tensor:
+    """Room on the host for so many blocks of `cache`, [layers, blocks, ...]."""
+    shape = (len(cache), num_blocks, *cache.shape[2:])
+    if cache.device.type == "cpu":
+        return zeroed(*shape)
+    return torch.zeros(shape, dtype=cache.dtype, pin_memory=True)
