@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -14,9 +14,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from inference import selectors
+from inference.downloads import download
 from inference.request_log import Ending, Wanted, find_record, log_page, models_and_keys, timeline
 from inference.selectors import DayOfModel
 from tenants.console import Console, tenant_page
+from tenants.csv_text import as_csv
 from tenants.selectors import api_key_names
 
 _SPANS = (7, 30, 90)
@@ -74,18 +76,19 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
 @tenant_page
 def usage_csv(request: HttpRequest, console: Console) -> HttpResponse:
     days, wanted = _days(request), _wanted(request)
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response.headers["Content-Disposition"] = (
-        f'attachment; filename="usage-{timezone.now():%Y-%m-%d}-{days}d.csv"'
-    )
-    writer = csv.writer(response)
-    writer.writerow(["day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd"])
-    for row in selectors.usage_by_day_and_model(
-        console.tenant, days=days, model=wanted.model, key=wanted.key
-    ):
-        counts = (row.requests, row.failed, row.prompt_tokens, row.completion_tokens)
-        writer.writerow([row.day, _cell(row.model), *counts, f"{row.cost_microusd / 1_000_000:.6f}"])
-    return response
+    rows = selectors.usage_by_day_and_model(console.tenant, days=days, model=wanted.model, key=wanted.key)
+    header = ("day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd")
+    content = as_csv(
+        header,
+        (
+            (
+                row.day.isoformat(), row.model, row.requests, row.failed, row.prompt_tokens, row.completion_tokens,
+                Decimal(row.cost_microusd).scaleb(-6),
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+    return download(content, f"usage-{timezone.now():%Y-%m-%d}-{days}d.csv", "text/csv; charset=utf-8")
 
 
 @require_safe
@@ -140,8 +143,3 @@ def _chart(console: Console, rows: list[DayOfModel], days: int) -> dict[str, Any
         "days": [(day - epoch) * 86_400 for day in span],
         "values": [[sums[day][index] for day in span] for index in range(3)],
     }
-
-
-def _cell(text: str) -> str:
-    """A spreadsheet takes a text that begins so for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -25,8 +25,8 @@ def read_report(asked: QueryDict, principal: Principal) -> Report:
     width = read_choice(Width, asked.get("bucket_width", Width.DAY), "bucket_width")
     local: tzinfo = UTC if width is Width.HOUR else zone
     now = datetime.now(local)
-    until = _moment(asked.get("end"), "end", local) or now + timedelta(days=1)
-    since = _moment(asked.get("start"), "start", local) or until - _SPAN
+    until = read_moment(asked.get("end"), "end", local) or now + timedelta(days=1)
+    since = read_moment(asked.get("start"), "start", local) or until - _SPAN
     if not timedelta(0) < until - since <= _SPAN_MAX:
         raise InvalidRequest(f"'start' comes before 'end', by at most {_SPAN_MAX.days} days.", param="start")
     names = [name for name in asked.get("group_by", "").split(",") if name]
@@ -48,7 +48,7 @@ def _ids(values: list[str], dimension: Dimension) -> list[str]:
     return values
 
 
-def _moment(text: str | None, name: str, zone: tzinfo) -> datetime | None:
+def read_moment(text: str | None, name: str, zone: tzinfo) -> datetime | None:
     """Unix seconds, or a date or time of ISO 8601; in the report's zone."""
     if text is None:
         return None

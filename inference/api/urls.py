@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import batches, exports, files, keys, usage, webhooks
+from inference.api import audit, batches, exports, files, keys, usage, webhooks
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -58,6 +58,8 @@ _routes = [
     path("usage/exports", exports.exports, name="usage-exports"),
     path("usage/exports/<str:export_id>", exports.retrieve, name="usage-export"),
     path("usage/exports/<str:export_id>/content", exports.content, name="usage-export-content"),
+    path("audit", audit.audit, name="audit"),
+    path("audit/export", audit.export, name="audit-export"),
     path("alerts", webhooks.alerts, name="alerts"),
     path("webhooks", webhooks.webhooks, name="webhooks"),
     path("webhooks/<str:webhook_id>", webhooks.webhook, name="webhook"),

@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from inference.models import ExportFile, ExportFormat, ExportState, UsageExport
 from inference.reports import Dimension, Line, Report, Width, usage_page
-from inference.services.report_files import Cell, as_csv, as_xlsx, cells, columns
+from inference.services.report_files import as_xlsx, cells, columns
+from tenants.csv_text import Cell, as_csv
 from tenants.models import ApiKey, Project, Tenant
 from tenants.services import Actor
 from tenants.services.audit import record_audit

@@ -1,8 +1,7 @@
-"""Reports as CSV and XLSX. Text can't become a formula in either; every amount is an integer, exact."""
+"""Reports as rows of cells, and those as XLSX (as CSV: tenants/csv_text.py). Every amount is an integer, exact."""
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -11,13 +10,10 @@ import xlsxwriter
 
 from inference.models import LatencyMetric
 from inference.reports import SHARES, Dimension, Line, Report, has_latencies
-
-Cell = str | int | float | None
+from tenants.csv_text import Cell
 
 _EXACT: Final = 2**53
 """Spreadsheets reckon in doubles: beyond this an integer is kept as text."""
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets that open a CSV take for a formula's begin (OWASP, "CSV Injection"), the wide forms too."""
 
 
 def columns(report: Report) -> list[str]:
@@ -50,15 +46,6 @@ def cells(line: Line, report: Report, names: dict[str, str]) -> list[Cell]:
     return row
 
 
-def as_csv(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
-    """RFC 4180 in UTF-8, with the mark that spreadsheets know it by."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows([_defused(cell) for cell in row] for row in rows)
-    return b"\xef\xbb\xbf" + text.getvalue().encode()
-
-
 def as_xlsx(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
     """One sheet; rows go to a temporary file as they come, so that memory holds one of them."""
     file = io.BytesIO()
@@ -79,7 +66,3 @@ def as_xlsx(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
                 else:
                     sheet.write_number(number, column, cell)
     return file.getvalue()
-
-
-def _defused(cell: Cell) -> Cell:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

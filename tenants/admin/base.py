@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, cast
 
 from django.db import models, transaction
@@ -64,26 +65,38 @@ class AuditedAdmin(ModelAdmin):
     @transaction.atomic
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         # Written first: afterwards the row has no id to speak of, and a cascade may take what it refers to.
-        self.record(request, obj, "deleted", before={"was": str(obj)})
+        self.record(request, obj, "deleted", before=_all_of(obj))
         super().delete_model(request, obj)
 
     @transaction.atomic
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
         for obj in queryset:
-            self.record(request, obj, "deleted", before={"was": str(obj)})
+            self.record(request, obj, "deleted", before=_all_of(obj))
         super().delete_queryset(request, queryset)
 
     @transaction.atomic
     def save_formset(self, request: HttpRequest, form: Any, formset: Any, change: bool) -> None:
+        # Read before they are gone: afterwards a row has no id to be named by.
+        deleted = [
+            (
+                copy(row_form.instance),
+                {"was": str(row_form.instance), **_plain(row_form.initial, row_form.initial)},
+            )
+            for row_form in formset.deleted_forms
+            if row_form.instance.pk
+        ]
         super().save_formset(request, form, formset, change)
         name = _INLINE_NAMES[formset.model]
-        for row in formset.deleted_objects:
-            self._record_row(request, form.instance, row, f"{name}.deleted", before={"was": str(row)})
+        shown = {row_form.instance.pk: row_form for row_form in formset.forms}
+        for row, values in deleted:
+            self._record_row(request, form.instance, row, f"{name}.deleted", before=values)
         for row in formset.new_objects:
-            self._record_row(request, form.instance, row, f"{name}.created", after={"is": str(row)})
+            after = {"is": str(row), **_plain(shown[row.pk].cleaned_data, _recorded(shown[row.pk]))}
+            self._record_row(request, form.instance, row, f"{name}.created", after=after)
         for row, fields in formset.changed_objects:
-            after = {"is": str(row), "fields": list(fields)}
-            self._record_row(request, form.instance, row, f"{name}.changed", after=after)
+            before = _plain(shown[row.pk].initial, fields)
+            after = {"is": str(row), **_plain(shown[row.pk].cleaned_data, fields)}
+            self._record_row(request, form.instance, row, f"{name}.changed", before=before, after=after)
 
     def _record_row(self, request: HttpRequest, parent: Any, row: Any, action: str, **values: Any) -> None:
         record_audit(
@@ -91,7 +104,7 @@ class AuditedAdmin(ModelAdmin):
         )
 
     def _record_form(self, request: HttpRequest, obj: Any, form: BaseModelForm[Any], change: bool) -> None:
-        fields = [name for name in form.changed_data if name not in _NEVER_RECORDED]
+        fields = _recorded(form)
         if not change:
             self.record(request, obj, "created", after=_plain(form.cleaned_data, fields))
         elif form.changed_data:
@@ -118,6 +131,17 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+def _all_of(obj: models.Model) -> dict[str, Any]:
+    """What is about to go, by its columns; secrets and their digests are not told."""
+    fields = [field.attname for field in obj._meta.concrete_fields if not field.attname.endswith("digest")]
+    values = {name: getattr(obj, name) for name in fields if name not in _NEVER_RECORDED}
+    return {"was": str(obj), **_plain(values, values)}
+
+
+def _recorded(form: BaseModelForm[Any]) -> list[str]:
+    return [name for name in form.changed_data if name not in _NEVER_RECORDED]
 
 
 def _plain(values: Any, fields: Iterable[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.db import transaction
 from django.http import HttpRequest
-from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from tenants.admin.base import AuditedAdmin
@@ -21,8 +20,11 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
-    pass
+class GroupAdmin(AuditedAdmin, DjangoGroupAdmin):
+    audit_name = "group"
+
+    def audit_tenant(self, obj: Any) -> None:
+        return None
 
 
 class NewUserForm(UserCreationForm):

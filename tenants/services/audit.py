@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from django.db import transaction
+from django.db.models import Model
 
 from tenants.models import ActorKind, ApiKey, AuditEntry, Tenant, User
 
@@ -34,17 +34,12 @@ class Actor:
         return cls(kind=ActorKind.SYSTEM, label=program)
 
 
-class _Target(Protocol):
-    @property
-    def public_id(self) -> UUID: ...
-
-
 def record_audit(
     *,
     actor: Actor,
     action: str,
     tenant: Tenant | None,
-    target: _Target,
+    target: Model,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> AuditEntry:
@@ -58,7 +53,7 @@ def record_audit(
         "ip_address": actor.ip_address,
         "action": action,
         "target_type": type(target).__name__,
-        "target_public_id": target.public_id,
+        "target_public_id": getattr(target, "public_id", None),
         "target_label": str(target)[:254],
         "before": before,
         "after": after,

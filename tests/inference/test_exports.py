@@ -20,7 +20,8 @@ from inference.reports import Dimension, Report, Width
 from inference.services import exports
 from inference.services.exports import TooManyExports, content_of, create_export, write_exports
 from inference.services.ledger import adjust_usage, record_usage
-from inference.services.report_files import as_csv, as_xlsx
+from inference.services.report_files import as_xlsx
+from tenants.csv_text import as_csv
 from tenants.models import ModelPrice, Tenant
 from tenants.principal import Scope
 from tenants.services import create_project

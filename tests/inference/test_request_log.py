@@ -96,7 +96,7 @@ def test_usage_by_model_and_key_as_page_and_csv(cast: Cast):
     url = reverse("usage_csv", args=[cast.tenant.public_id])
 
     def rows(**query: object) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(client.get(url, query).content.decode())))
+        return list(csv.DictReader(io.StringIO(client.get(url, query).content.decode("utf-8-sig"))))
 
     assert {(row["model"], row["prompt_tokens"]) for row in rows()} == {("'=cmd()", "3"), ("b", "4")}
     (only,) = rows(key=str(key.public_id), days=7)
