@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
-from inference.downloads import export_response
+from inference.downloads import download, export_response
 from inference.models import ExportFormat
 from inference.reports import Dimension, Report
 from inference.selectors import today_of
@@ -23,7 +23,8 @@ from inference.services.exports import (
     list_exports,
 )
 from inference.services.partitions import months_from
-from inference.statements import statement_of
+from inference.statement_pdf import statement_pdf
+from inference.statements import read_month, statement_of
 from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.services import Actor
@@ -80,13 +81,7 @@ def export_file(request: HttpRequest, console: Console, export_id: UUID) -> Http
 def statement(request: HttpRequest, console: Console) -> HttpResponse:
     """A month's, this one's where none is named: `?month=2026-11`."""
     today = today_of(console.tenant)
-    asked = request.GET.get("month", f"{today:%Y-%m}")
-    try:
-        month = date.fromisoformat(f"{asked}-01")
-    except ValueError:
-        raise Http404 from None
-    if not 2000 <= month.year <= today.year + 1:
-        raise Http404
+    month = _month(request, today)
     context = {
         "console": console,
         "section": "usage",
@@ -95,3 +90,19 @@ def statement(request: HttpRequest, console: Console) -> HttpResponse:
         "is_open": month >= today.replace(day=1),
     }
     return render(request, "inference/statement.html", context)
+
+
+@require_safe
+@tenant_page
+def statement_file(request: HttpRequest, console: Console) -> HttpResponse:
+    """The same as a PDF."""
+    month = _month(request, today_of(console.tenant))
+    content = statement_pdf(console.tenant, statement_of(console.tenant, month))
+    return download(content, f"statement-{console.tenant.slug}-{month:%Y-%m}.pdf", "application/pdf")
+
+
+def _month(request: HttpRequest, today: date) -> date:
+    try:
+        return read_month(request.GET.get("month", f"{today:%Y-%m}"), today)
+    except ValueError:
+        raise Http404 from None

@@ -47,6 +47,14 @@ class Statement:
         return self.usage_microusd + self.adjustment_microusd
 
 
+def read_month(text: str, today: date) -> date:
+    """Its first day, from `2026-11`. Raises ValueError for what is none, or out of reach."""
+    month = date.fromisoformat(f"{text}-01")
+    if not 2000 <= month.year <= today.year + 1:
+        raise ValueError("no month of ours")
+    return month
+
+
 def statement_of(tenant: Tenant, month: date) -> Statement:
     """The month of `month`, in days of the tenant's zone."""
     first = month.replace(day=1)

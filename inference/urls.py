@@ -42,6 +42,7 @@ urlpatterns = [
     path("t/<uuid:tenant_id>/exports/", billing_views.exports, name="exports"),
     path("t/<uuid:tenant_id>/exports/<uuid:export_id>/", billing_views.export_file, name="export_file"),
     path("t/<uuid:tenant_id>/statement/", billing_views.statement, name="statement"),
+    path("t/<uuid:tenant_id>/statement.pdf", billing_views.statement_file, name="statement_file"),
     path("t/<uuid:tenant_id>/chat/", chat_views.chat, name="chat"),
     path("t/<uuid:tenant_id>/chat/conversations/", chat_views.conversation_list, name="conversations"),
     path(

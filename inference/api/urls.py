@@ -55,6 +55,7 @@ _routes = [
     path("models/<path:model_id>", retrieve_model, name="model"),
     path("usage", usage.usage, name="usage-lines"),
     path("usage/costs", usage.costs, name="usage-costs"),
+    path("usage/statement", usage.statement, name="usage-statement"),
     path("usage/exports", exports.exports, name="usage-exports"),
     path("usage/exports/<str:export_id>", exports.retrieve, name="usage-export"),
     path("usage/exports/<str:export_id>/content", exports.content, name="usage-export-content"),

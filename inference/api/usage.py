@@ -10,10 +10,15 @@ from django.http import HttpResponse
 
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.report_parameters import read_number, read_report
+from inference.downloads import download
 from inference.errors import InvalidRequest
 from inference.reports import BadCursor, Dimension, usage_page
 from inference.schemas.queries import UsageQuery
 from inference.schemas.usage import UsagePage, usage_line
+from inference.selectors import today_of
+from inference.statement_pdf import statement_pdf
+from inference.statements import read_month, statement_of
+from tenants.models import Tenant
 from tenants.principal import Scope
 
 _LIMIT_MAX: Final = 1000
@@ -31,6 +36,23 @@ async def usage(call: ApiCall) -> HttpResponse:
 async def costs(call: ApiCall) -> HttpResponse:
     """What it cost, in micro-USD."""
     return await _page(call, with_counts=False)
+
+
+@endpoint("GET", scope=Scope.USAGE_READ)
+async def statement(call: ApiCall) -> HttpResponse:
+    """A month's statement as a PDF."""
+    asked = call.request.GET.get("month", "")
+    file = await sync_to_async(partial(_statement_file, call.principal.tenant_id, asked))()
+    return download(file, f"statement-{asked}.pdf", "application/pdf")
+
+
+def _statement_file(tenant_id: int, asked: str) -> bytes:
+    tenant = Tenant.objects.get(pk=tenant_id)
+    try:
+        month = read_month(asked, today_of(tenant))
+    except ValueError:
+        raise InvalidRequest("'month' is one such as 2026-11.", param="month") from None
+    return statement_pdf(tenant, statement_of(tenant, month))
 
 
 async def _page(call: ApiCall, *, with_counts: bool) -> HttpResponse:

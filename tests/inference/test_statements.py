@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from datetime import UTC, date, datetime, timedelta
@@ -9,13 +10,15 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.test import Client
 from django.urls import reverse
+from pypdf import PdfReader
 
 from inference.models import UsageRecord
 from inference.services.exports import write_exports
 from inference.services.ledger import adjust_usage, record_usage
 from inference.statements import statement_of
 from tenants.models import ModelPrice
-from tests.factories import TEST, make_tenant, make_user
+from tenants.services import create_project
+from tests.factories import TEST, make_key, make_tenant, make_user
 from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,6 +98,40 @@ def test_what_the_page_shows_adds_up(tenant, owner):
     assert "-$1.234567" in today
     for bad in ("2026-13", "x", "0001-01", "9999-12"):
         assert client_of(owner).get(url, {"month": bad}).status_code == 404
+
+
+def test_the_pdf_says_what_the_page_says(tenant, owner):
+    """FAULTS 64: every amount, in order; hostile names are text; long tables go on over pages."""
+    project = create_project(actor=TEST, tenant=tenant, name='#panic("x") *Жук* <b>')
+    key = make_key(tenant, project=project).api_key
+    at = int((START + timedelta(days=70)).timestamp() * 1000)
+    record_usage(
+        [
+            an_event(
+                str(tenant.public_id), model=f"a-rather-long-model-name-{n}", key_id=str(key.public_id),
+                created_at_ms=at, finished_at_ms=at,
+            )
+            for n in range(80)
+        ]
+    )  # fmt: skip
+    month = UsageRecord.objects.for_tenant(tenant).order_by("day").last().day
+    url, query = reverse("statement", args=[tenant.public_id]), {"month": f"{month:%Y-%m}"}
+    page = client_of(owner).get(url, query).content.decode()
+    answer = client_of(owner).get(reverse("statement_file", args=[tenant.public_id]), query)
+    assert answer.headers["Content-Type"] == "application/pdf"
+    assert f"statement-acme-{month:%Y-%m}.pdf" in answer.headers["Content-Disposition"]
+    pages = PdfReader(io.BytesIO(answer.content)).pages
+    text = "\n".join(page.extract_text() for page in pages)
+    assert len(pages) > 1
+    assert all("Tokens in" in page.extract_text() for page in pages[:-1])
+    shown = re.findall(r'num">(-?\$[\d,.]+)<', page)
+    assert len(shown) > 80
+    assert re.findall(r"-?\$[\d,]+\.\d{6}", text) == shown
+    assert '#panic("x") *Жук* <b>' in text.replace("\n", " ")
+    assert (
+        client_of(owner).get(reverse("statement_file", args=[tenant.public_id]), {"month": "x"}).status_code
+        == 404
+    )
 
 
 def test_a_member_asks_for_a_file_and_fetches_it(tenant, owner):
