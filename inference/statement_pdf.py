@@ -1,9 +1,9 @@
-"""A statement as a PDF: the same rows and sums as its page, set by Typst (docs/adr/0019)."""
+"""A statement as a PDF: the same rows and sums as its page, set by Typst (docs/adr/0022)."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import typst
@@ -19,17 +19,7 @@ _TEMPLATE: Final = "inference/statement.typ"
 
 
 def statement_pdf(tenant: Tenant, statement: Statement, now: datetime | None = None) -> bytes:
-    """PDF/A would need the fonts' licences told; this is plain PDF 1.7 with embedded fonts and tags."""
-    return bytes(_compile(tenant, statement, now, format="pdf"))
-
-
-def statement_pages(tenant: Tenant, statement: Statement, now: datetime | None = None) -> list[bytes]:
-    """The same pages as PNGs, for who looks at them."""
-    made = _compile(tenant, statement, now, format="png")
-    return list(made) if isinstance(made, list) else [made]
-
-
-def _compile(tenant: Tenant, statement: Statement, now: datetime | None, *, format: str) -> Any:
+    """Pages of A4, tagged, with their fonts."""
     values = {
         "issuer": str(settings.BASE_URL),
         "title": f"Statement of {statement.first_day:%B %Y}",
@@ -59,7 +49,7 @@ def _compile(tenant: Tenant, statement: Statement, now: datetime | None, *, form
         "adjustments of the day on which they were made.",
     }
     source = get_template(_TEMPLATE).template.source.encode()  # type: ignore[attr-defined]
-    return typst.compile(source, format=format, sys_inputs={"data": msgspec.json.encode(values).decode()})
+    return typst.compile(source, format="pdf", sys_inputs={"data": msgspec.json.encode(values).decode()})
 
 
 def _is_open(tenant: Tenant, statement: Statement, now: datetime | None) -> bool:

@@ -88,12 +88,15 @@ class GatewayBroker:
         max_wait_ms: int | None = None,
         retention_ms: int = RETENTION_MS,
         max_attempts: int = MAX_ATTEMPTS,
+        decision: str = "",
     ) -> Enqueued:
         """Queues the request, all or nothing.
 
         `weight` is the tenant's against others of its tier. `max_wait_ms` is the longest wait that is
         promised: with more ahead than that the request is refused, and after half of it the request
         may pass better tiers; None takes the time until the deadline.
+
+        `decision` goes into the usage event as it is.
 
         The deadline is taken as a duration from `created_at_ms`, so that the gateway's clock need
         not agree with the server's. When the call fails or is cancelled with its effect unknown,
@@ -105,7 +108,7 @@ class GatewayBroker:
         args = (
             request.request_id,
             encode(request),
-            _usage_fields(request),
+            _usage_fields(request, decision),
             request.tier_rank,
             request.tenant_id,
             len(request.prompt_token_ids),
@@ -260,7 +263,7 @@ class GatewayBroker:
             await asyncio.sleep(1)
 
 
-def _usage_fields(request: GenerateRequest) -> bytes:
+def _usage_fields(request: GenerateRequest, decision: str) -> bytes:
     """What the ledger will want to know and only the gateway does; the script that ends the request adds the rest."""
     fields = {
         "request_id": request.request_id,
@@ -272,6 +275,7 @@ def _usage_fields(request: GenerateRequest) -> bytes:
         "user_id": request.user_id,
         "endpoint": request.endpoint,
         "reservation_id": request.reservation_id,
+        "decision": decision or None,
         "v": request.v,
     }
     return msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})

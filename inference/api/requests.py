@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from asgiref.sync import sync_to_async
 from django.http import HttpResponse, StreamingHttpResponse
 
 from engine_worker.protocol import Chunk
@@ -13,14 +14,16 @@ from inference.api.chat_completions import ChatShape
 from inference.api.completions import TextShape
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import Position, events_of
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, NotFound
 from inference.models_served import ServedModel
 from inference.schemas.answers import ChatCompletionChunk, Completion
 from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.completions import CompletionRequest
+from inference.schemas.explain import RequestExplanation, explanation_object
 from inference.schemas.queries import StreamQuery
 from inference.schemas.sampling import StreamOptions
 from inference.services.completions import Prompted
+from inference.services.explain import NothingToExplain, explain
 from inference.services.generation import Generation
 from inference.services.resume import find_request, resume
 from tenants.principal import Scope
@@ -54,6 +57,23 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
             finish_reason=state.finish.reason if state.finish else None,
         )
     )
+
+
+@endpoint("GET", scope=Scope.USAGE_READ, answer=RequestExplanation, errors=(404,))
+async def explain_request(call: ApiCall, request_id: str) -> HttpResponse:
+    """Every level, number and price that decided about it."""
+    principal = call.principal
+    try:
+        explained = await sync_to_async(explain)(
+            principal.tenant_id, principal.tenant_public_id, request_id.replace("\0", "")[:128]
+        )
+    except NothingToExplain:
+        raise NotFound(
+            "There is no such request, or it has not ended, or it was refused too long ago.",
+            code="request_not_found",
+            param="request_id",
+        ) from None
+    return call.respond(explanation_object(explained))
 
 
 @endpoint(

@@ -14,8 +14,8 @@ from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
 from inference.api.openapi import ApiDocument
-from inference.api.quota import quota
-from inference.api.requests import resume_stream, retrieve_request
+from inference.api.quota import quota, try_out
+from inference.api.requests import explain_request, resume_stream, retrieve_request
 from inference.api.responses import cancel_response, list_input_items, response, responses
 from inference.api.tokenise import detokenize, tokenize
 from inference.errors import NotFound
@@ -47,9 +47,11 @@ _routes = [
     path("batches/<str:batch_id>", batches.batch, name="batch"),
     path("batches/<str:batch_id>/cancel", batches.cancel_batch, name="cancel-batch"),
     path("quota", quota, name="quota"),
+    path("quota/try", try_out, name="try-quota"),
     path("tokenize", tokenize, name="tokenize"),
     path("detokenize", detokenize, name="detokenize"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
+    path("requests/<str:request_id>/explain", explain_request, name="explain-request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),
     path("models/<path:model_id>", retrieve_model, name="model"),

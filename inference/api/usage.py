@@ -13,7 +13,7 @@ from inference.api.report_parameters import read_number, read_report
 from inference.downloads import download
 from inference.errors import InvalidRequest
 from inference.reports import BadCursor, Dimension, usage_page
-from inference.schemas.queries import UsageQuery
+from inference.schemas.queries import StatementQuery, UsageQuery
 from inference.schemas.usage import UsagePage, usage_line
 from inference.selectors import today_of
 from inference.statement_pdf import statement_pdf
@@ -38,10 +38,10 @@ async def costs(call: ApiCall) -> HttpResponse:
     return await _page(call, with_counts=False)
 
 
-@endpoint("GET", scope=Scope.USAGE_READ)
+@endpoint("GET", scope=Scope.USAGE_READ, query=StatementQuery, answer=bytes, media=("application/pdf",))
 async def statement(call: ApiCall) -> HttpResponse:
     """A month's statement as a PDF."""
-    asked = call.request.GET.get("month", "")
+    asked = call.query(StatementQuery).month
     file = await sync_to_async(partial(_statement_file, call.principal.tenant_id, asked))()
     return download(file, f"statement-{asked}.pdf", "application/pdf")
 

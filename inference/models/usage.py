@@ -45,6 +45,8 @@ class UsageRecord(models.Model):
     """The day of acceptance in the tenant's time zone as it was then: budgets and daily reports count by it."""
     reservation_id = models.CharField(max_length=128, blank=True)
     worker_id = models.CharField(max_length=128, blank=True)
+    decision = models.TextField(default="", db_default="", blank=True)
+    """Why it was admitted: services/decision.py's, as JSON."""
     attempts = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField()
     """Accepted by the gateway."""

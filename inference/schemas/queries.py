@@ -50,3 +50,30 @@ class UsageQuery(msgspec.Struct, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     page: str | None = None
     """`next_page` of the page before."""
+
+
+class AuditQuery(msgspec.Struct, kw_only=True):
+    """What is looked for in the audit log."""
+
+    q: Annotated[str, Meta(max_length=200)] = ""
+    """Anywhere in the actor, the action, the target or the address."""
+    action: Annotated[str, Meta(max_length=64)] = ""
+    """`key.revoked`, or `key.` for all that begins so."""
+    actor: Annotated[str, Meta(max_length=254)] = ""
+    target: str | None = None
+    """The id of what was changed."""
+    start: str | None = None
+    """A date, a time of ISO 8601, or Unix seconds."""
+    end: str | None = None
+    """Not included."""
+
+
+class AuditPageQuery(AuditQuery, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    page: str | None = None
+    """`next_page` of the page before."""
+
+
+class StatementQuery(msgspec.Struct, kw_only=True):
+    month: str
+    """`2026-11`."""

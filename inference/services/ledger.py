@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from engine_worker.protocol import UsageEvent, charged_prompt_tokens, encode
 from inference.models import ParkedUsageEvent, RecordedRequest, UsageAdjustment, UsageRecord
+from inference.services.decision import TEXT_MAX
 from inference.services.partitions import ensure_partitions, lock_ledger
 from tenants.models import Tenant
 from tenants.pricing import Price, price_at
@@ -187,6 +188,7 @@ def _row(event: UsageEvent, books: _Books) -> UsageRecord:
         day=created_at.astimezone(tenant.zone).date(),
         reservation_id=event.reservation_id,
         worker_id=event.worker_id or "",
+        decision=event.decision[:TEXT_MAX],
         attempts=event.attempts,
         created_at=created_at,
         claimed_at=None if event.claimed_at_ms is None else _moment(event.claimed_at_ms),

@@ -12,12 +12,17 @@ from tenants.quotas.types import BucketState, Refused
 _TOKENS: Final = frozenset({LimitMetric.TOKENS, LimitMetric.INPUT_TOKENS, LimitMetric.OUTPUT_TOKENS})
 
 
-def refusal(refused: Refused, now: datetime | None = None) -> ApiError:
-    """The error for a refused reservation: which limit binds, whose it is, and when this request would fit."""
+def refusal(refused: Refused, now: datetime | None = None, *, request_id: str = "") -> ApiError:
+    """The error for a refused reservation: which limit binds, whose it is, and when this request would fit.
+
+    `request_id` is what it can be explained by afterwards.
+    """
     binding = refused.binding
     state = next(bucket for bucket in refused.buckets if bucket.limit == binding)
     whose, asked = _whose(binding), _amount(binding, refused.requested)
     scope = {"x-weir-limit-scope": str(binding.scope)}
+    if request_id:
+        scope["x-weir-request"] = request_id
     if refused.retry_after_ms is None:
         return InvalidRequest(
             f"This request needs {asked}, but {whose} limit holds at most {_amount(binding, binding.burst)}: it "

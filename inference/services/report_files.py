@@ -61,7 +61,7 @@ def as_xlsx(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
             for column, cell in enumerate(row):
                 if cell is None or cell == "":
                     continue
-                if isinstance(cell, str) or abs(cell) > _EXACT:
+                if isinstance(cell, str) or not -_EXACT <= cell <= _EXACT:
                     sheet.write_string(number, column, str(cell))
                 else:
                     sheet.write_number(number, column, cell)

@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -21,6 +21,7 @@ from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Ove
 from inference.models_served import ServedModel, refuse_other_kind
 from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
+from inference.services.decision import Told, as_text, told
 from inference.services.generation import Generation, Ticket
 from inference.services.refusal import refusal
 from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
@@ -113,8 +114,16 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             price=price,
             accepted_at=accepted_at,
         )
+    reason = told(
+        decision,
+        at_ms=created_at_ms,
+        prompt_tokens=len(asked.prompt_token_ids),
+        max_output_tokens=max_tokens * sampling.n,
+        price=price,
+    )
     if isinstance(decision, Refused):
-        raise refusal(decision)
+        _note_refusal(runtime, principal, asked, reason)
+        raise refusal(decision, request_id=asked.request_id)
     granted = decision.max_output_tokens
     if granted < max_tokens:
         # Only so much is left of a hard budget: the answer ends there.
@@ -157,6 +166,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
                 max_queued_per_tenant=tier.max_queued_per_tenant,
                 weight=principal.weight,
                 max_wait_ms=(tier.max_wait_s or tier.deadline_s) * 1000,
+                decision=as_text(reason),
             )
         except BaseException:
             stream.close()
@@ -178,6 +188,24 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         position=enqueued.position,
         span=span,
     )
+
+
+def _note_refusal(runtime: Runtime, principal: Principal, asked: Submission, reason: Told) -> None:
+    """So that it can be explained; in the background, since the refusal does not depend on it."""
+    text = as_text(
+        msgspec.structs.replace(
+            reason,
+            request_id=asked.request_id,
+            model=asked.model.card.model,
+            key_id=principal.key_public_id or "",
+        )
+    )
+
+    async def note() -> None:
+        with suppress(QuotaUnavailable):
+            await runtime.quotas.note_refusal(principal.tenant_public_id, text)
+
+    runtime.spawn(note(), name="note-refusal")
 
 
 @contextmanager

@@ -26,6 +26,10 @@ def open_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}open"
 
 
+def refused_key(tenant_public_id: str) -> str:
+    return f"{tenant_prefix(tenant_public_id)}refused"
+
+
 def warm_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}warm"
 

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from tenants.pricing import Price
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas import scripts
-from tenants.quotas.buckets import Bucket, bucket_of, open_key, record_key, warm_key
+from tenants.quotas.buckets import Bucket, bucket_of, open_key, record_key, refused_key, warm_key
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Admitted, BucketState, Decision, Refused
 
@@ -31,6 +31,8 @@ _CLOSED_TTL_MS: Final = 10 * 60_000
 """How long a settled or released id is remembered, against a late repeat of its reserve."""
 
 _RECALL_ATTEMPTS: Final = 3
+_REFUSALS_KEPT: Final = 500
+_REFUSALS_TTL_S: Final = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,21 @@ class QuotaStore:
             [value for bucket in buckets for value in bucket.args],
         )
         return _states(limits, reply)
+
+    async def note_refusal(self, tenant_public_id: str, text: str) -> None:
+        """Keeps why a request was refused: the last some hundred, a week."""
+        key = refused_key(tenant_public_id)
+        async with _bounded(self._timeout_s):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.xadd(key, {"d": text}, maxlen=_REFUSALS_KEPT, approximate=True)
+            pipe.expire(key, _REFUSALS_TTL_S)
+            await pipe.execute()
+
+    async def refusals(self, tenant_public_id: str) -> list[bytes]:
+        """What `note_refusal` kept, newest first."""
+        async with _bounded(self._timeout_s):
+            entries: Any = await self._redis.xrevrange(refused_key(tenant_public_id), count=_REFUSALS_KEPT)
+        return [fields[b"d"] for _, fields in entries]
 
     async def _call(self, verb: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         async with _bounded(self._timeout_s):

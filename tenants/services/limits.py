@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from tenants.models import ApiKey, QuotaLimit, Tenant, Tier
-from tenants.principal import Calendar, LimitMetric, LimitScope
+from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec
 from tenants.services.audit import Actor, record_audit
 
 
@@ -64,6 +64,29 @@ def remove_quota_limit(*, actor: Actor, limit: QuotaLimit) -> None:
         actor=actor, action="limit.removed", tenant=limit.tenant, target=limit, before=_values(limit)
     )
     limit.delete()
+
+
+def proposed_limit(
+    *, tenant: Tenant, metric: str, amount: int, period_s: int, burst: int | None, calendar: str | None
+) -> LimitSpec:
+    """A tenant's limit as it would be, checked and not set. Raises ValidationError."""
+    if metric == LimitMetric.CONCURRENCY or calendar:
+        period_s, burst = 0, amount
+    limit = QuotaLimit(
+        scope=LimitScope.TENANT.value, tenant=tenant, metric=metric, amount=amount, period_s=period_s,
+        burst=amount if burst is None else burst, calendar=calendar or "",
+    )  # fmt: skip
+    limit.clean_fields()
+    limit.validate_constraints(exclude={"tenant"})  # one that is set already may be tried with another amount
+    return LimitSpec(
+        scope=LimitScope.TENANT,
+        owner_id=str(tenant.public_id),
+        metric=LimitMetric(metric),
+        amount=amount,
+        period_s=period_s,
+        burst=limit.burst,
+        calendar=Calendar(calendar) if calendar else None,
+    )
 
 
 def _ownership(owner: Tier | Tenant | ApiKey, model: str) -> tuple[Tenant | None, dict[str, Any]]:

@@ -1,0 +1,107 @@
+"""Every admit, refusal and charge can be opened, to the numbers that decided it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from inference.models import UsageRecord
+from inference.services.ledger import adjust_usage
+from inference.services.usage import drain_usage_stream
+from tenants.models import ModelPrice
+from tenants.principal import Calendar, LimitMetric, Scope
+from tests.factories import TEST, make_key, make_tenant, set_limit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def tenant(model):
+    ModelPrice.objects.create(
+        model=model,
+        valid_from=datetime(2026, 1, 1, tzinfo=UTC),
+        input_microusd_per_mtok=2_500_000,
+        cached_input_microusd_per_mtok=1_000_000,
+        output_microusd_per_mtok=3_000_000,
+    )
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.REQUESTS, 2, period_s=86_400)
+    set_limit(tenant, LimitMetric.TOKENS, 1000, period_s=86_400)
+    set_limit(tenant, LimitMetric.COST, 10_000, calendar=Calendar.MONTH)
+    set_limit(tenant, LimitMetric.CONCURRENCY, 5)
+    return tenant
+
+
+def test_an_admission_a_refusal_and_a_charge_are_explained(site, model, tenant):
+    """FAULTS 71: the limit that bound, and numbers that agree with what then happened."""
+    headers = {
+        "Authorization": f"Bearer {make_key(tenant, scopes=[Scope.INFERENCE, Scope.USAGE_READ]).secret}"
+    }
+    with httpx.Client(base_url=f"{site.url}/v1/", headers=headers, timeout=60) as client:
+        ask = {"model": model, "prompt": "seven!!", "max_tokens": 5}
+        first, second, third = (client.post("completions", json=ask) for _ in range(3))
+        assert [answer.status_code for answer in (first, second, third)] == [200, 200, 429]
+        drain_usage_stream()
+        answer_id = first.json()["id"]
+        row = UsageRecord.objects.get(tenant=tenant, request_id=answer_id)
+        adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-3, reason="Slow", request=row)
+
+        told = client.get(f"requests/{answer_id}/explain").json()
+        assert (told["verdict"], told["decision"]["prompt_tokens"]) == ("admitted", 7)
+        limits = {limit["metric"]: limit for limit in told["decision"]["limits"]}
+        # 7 x 2.5 is 17.5, rounded up while it is reserved; 5 x 3.
+        assert {metric: limit["asked"] for metric, limit in limits.items()} == {
+            "requests": 1, "tokens": 12, "concurrency": 1, "cost": 18 + 15,
+        }  # fmt: skip
+        for metric, before in (("requests", 2), ("tokens", 1000), ("cost", 10_000), ("concurrency", 5)):
+            assert limits[metric]["remaining"] == before - limits[metric]["asked"]
+            assert not limits[metric]["binding"]
+        charge = told["charge"]
+        exact = sum(part["tokens"] * part["microusd_per_mtok"] for part in charge["parts"])
+        assert charge["cost_microusd"] == (exact + 500_000) // 1_000_000 == row.cost_microusd == 33
+        assert (charge["total_microusd"], charge["adjustments"][0]["reason"]) == (30, "Slow")
+
+        refused = client.get(f"requests/{third.headers['x-weir-request']}/explain").json()
+        assert (refused["verdict"], refused["charge"]) == ("refused", None)
+        (binding,) = [limit for limit in refused["decision"]["limits"] if limit["binding"]]
+        assert (binding["metric"], binding["remaining"], binding["limit"]) == ("requests", 0, 2)
+        waits_ms = refused["decision"]["retry_after_ms"]
+        assert abs(waits_ms - int(third.headers["retry-after-ms"])) < 1000
+
+        # Nobody else's, though the id is known.
+        client.headers["Authorization"] = f"Bearer {make_key(make_tenant(), scopes=[Scope.ADMIN]).secret}"
+        for known in (answer_id, third.headers["x-weir-request"], "never"):
+            assert client.get(f"requests/{known}/explain").json()["error"]["code"] == "request_not_found"
+
+
+def test_a_limit_is_tried_before_it_is_set(site, model, tenant):
+    headers = {"Authorization": f"Bearer {make_key(tenant, scopes=[Scope.ADMIN]).secret}"}
+    with httpx.Client(base_url=f"{site.url}/v1/", headers=headers, timeout=60) as client:
+        for _ in range(2):
+            assert (
+                client.post("completions", json={"model": model, "prompt": "x", "max_tokens": 2}).status_code
+                == 200
+            )
+        drain_usage_stream()
+
+        def tried(**limit) -> dict:
+            answer = client.post("quota/try", json=limit)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        assert tried(metric="requests", amount=1, period_s=86_400)["refused"] == 1
+        assert tried(metric="tokens", amount=6, calendar="month")["refused"] == 0
+        spent = tried(metric="tokens", amount=5, calendar="month")
+        assert (spent["requests"], spent["admitted"], spent["refused"], spent["used"]) == (2, 1, 1, 3)
+        assert sum(day["refused"] for day in spent["days"]) == 1
+        assert tried(metric="requests", amount=1, period_s=86_400, model="none")["requests"] == 0
+        for wrong in (
+            {"metric": "wishes", "amount": 1},
+            {"metric": "cost", "amount": 1, "period_s": 60},
+            {"metric": "requests", "amount": 1, "calendar": "year"},
+            {"metric": "requests", "amount": 1, "key": "mine"},
+        ):
+            assert client.post("quota/try", json=wrong).status_code == 400, wrong
+    assert not tenant.limits.filter(metric="tokens", calendar="month").exists()
