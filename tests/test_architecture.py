@@ -22,6 +22,8 @@ UNSCOPED_ALLOWED = {
     "inference/models/alert.py": "declares it",
     "inference/models/export.py": "declares it",
     "inference/models/webhook.py": "declares it",
+    "inference/models/idempotency.py": "declares it",
+    "inference/services/idempotency.py": "deletes what expired, whosever it is",
     "inference/services/webhook_delivery.py": "sends what waits, whosever it is",
     "inference/services/exports.py": "writes what waits, whosever it is",
     "inference/services/alerts.py": "mails what waits, whosever it is",
