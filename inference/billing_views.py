@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from inference.downloads import download, export_response
 from inference.models import ExportFormat
+from inference.replica import on_replica
 from inference.reports import Dimension, Report
 from inference.selectors import today_of
 from inference.services.exports import (
@@ -85,7 +86,7 @@ def statement(request: HttpRequest, console: Console) -> HttpResponse:
     context = {
         "console": console,
         "section": "usage",
-        "statement": statement_of(console.tenant, month),
+        "statement": on_replica(statement_of, console.tenant, month),
         "months": [months_from(today, -n) for n in range(_MONTHS)],
         "is_open": month >= today.replace(day=1),
     }

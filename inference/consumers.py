@@ -31,6 +31,7 @@ from inference.services.submit import Submission, new_request_id, submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
 from tenants.pricing import price_at
 from tenants.principal import Principal, Scope
+from tenants.row_security import bind_tenant
 from tenants.selectors import model_prices
 
 log = structlog.get_logger(__name__)
@@ -198,6 +199,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
 
     async def _principal(self, tenant: str | None, tier: str | None = None) -> Principal:
         principal = await principal_for_member(self.scope["user"], tenant, tier)
+        bind_tenant(principal.tenant_id)
         if Scope.INFERENCE not in principal.scopes:
             raise NotAllowed("Your role does not allow generating.", code="insufficient_permissions")
         return principal

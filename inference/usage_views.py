@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 
 from inference import selectors
 from inference.downloads import download
+from inference.replica import on_replica
 from inference.request_log import Ending, Wanted, find_record, log_page, models_and_keys, timeline
 from inference.selectors import DayOfModel
 from tenants.console import Console, tenant_page
@@ -55,7 +56,9 @@ def _choices(console: Console) -> dict[str, Any]:
 @tenant_page
 def usage(request: HttpRequest, console: Console) -> HttpResponse:
     days, wanted = _days(request), _wanted(request)
-    rows = selectors.usage_by_day_and_model(console.tenant, days=days, model=wanted.model, key=wanted.key)
+    rows = on_replica(
+        selectors.usage_by_day_and_model, console.tenant, days=days, model=wanted.model, key=wanted.key
+    )
     narrowed = {"model": wanted.model, "key": wanted.key or ""}
     context = {
         "console": console,
@@ -76,7 +79,9 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
 @tenant_page
 def usage_csv(request: HttpRequest, console: Console) -> HttpResponse:
     days, wanted = _days(request), _wanted(request)
-    rows = selectors.usage_by_day_and_model(console.tenant, days=days, model=wanted.model, key=wanted.key)
+    rows = on_replica(
+        selectors.usage_by_day_and_model, console.tenant, days=days, model=wanted.model, key=wanted.key
+    )
     header = ("day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd")
     content = as_csv(
         header,

@@ -27,6 +27,7 @@ from tenants.key_format import digest_key, parse_key
 from tenants.key_verdict import Verdict, judge
 from tenants.models import Tenant, Tier, User
 from tenants.principal import Principal
+from tenants.row_security import NOBODY_YET, bound_to
 from tenants.selectors import find_membership, member_principal, tiers_open_to
 
 
@@ -146,6 +147,12 @@ async def principal_for_member(
 
 
 def _principal_for_member(user: User, tenant_public_id: str | None, tier: str | None) -> Principal:
+    # Which tenant it is, is what is looked for: a socket may have been another's before.
+    with bound_to(NOBODY_YET):
+        return _found_principal(user, tenant_public_id, tier)
+
+
+def _found_principal(user: User, tenant_public_id: str | None, tier: str | None) -> Principal:
     try:
         membership = find_membership(user, tenant_public_id) if user.is_active else None
         if membership is None:

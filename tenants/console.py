@@ -16,6 +16,7 @@ from django.utils.functional import SimpleLazyObject
 
 from tenants.models import Membership, Role, Tenant, User
 from tenants.principal import Principal, Scope
+from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
 from tenants.selectors import SCOPES_BY_ROLE, member_principal
 
 _P = ParamSpec("_P")
@@ -62,7 +63,8 @@ class Console:
 def memberships_of(user: User) -> tuple[Membership, ...]:
     """A person's memberships with tenant and tier, in one query."""
     rows = user.memberships.select_related("tenant__tier").order_by("tenant__name", "id")
-    return tuple(rows)
+    with bound_to(NOBODY_YET):  # all of them, whichever this page is about
+        return tuple(rows)
 
 
 def open_console(request: HttpRequest, tenant_public_id: UUID) -> Console:
@@ -78,6 +80,7 @@ def console_of(user: User, session: SessionBase, tenant_public_id: UUID) -> Cons
     memberships = memberships_of(user)
     for membership in memberships:
         if membership.tenant.public_id == tenant_public_id:
+            bind_tenant(membership.tenant_id)
             return Console(user, membership, memberships)
     raise Http404
 

@@ -48,6 +48,8 @@ def front(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     conf = conf.replace("127.0.0.1:8000", f"127.0.0.1:{site.port}").replace("weir.example.com", "localhost")
     conf = conf.replace("listen 443 ssl http2", f"listen 127.0.0.1:{port}")
     conf = re.sub(r"(?m)^    ssl_.*\n", "", conf)
+    conf, slow = re.subn(r"(client_(?:header|body)_timeout) 10s", r"\1 1s", conf)
+    assert slow == 2
     paths = "".join(
         f"{kind}_temp_path {home}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -120,3 +122,35 @@ def test_guessing_passwords_is_slow(front: str, path: str):
         seen = [client.get(path).status_code for _ in range(14)]
         assert seen.count(429) >= 2
         assert client.get("/docs").status_code == 200, "the rest goes on"
+
+
+def test_headers_that_are_too_large_are_431(front: str):
+    answer = httpx.get(f"{front}/healthz", headers={"x-large": "x" * 40_000}, timeout=20)
+    assert answer.status_code == 431
+    assert answer.json()["error"]["code"] == "headers_too_large"
+    many = {f"x-{number}": "x" * 4000 for number in range(40)}
+    assert httpx.get(f"{front}/healthz", headers=many, timeout=20).status_code == 431
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{",
+    ],
+    ids=["headers", "body"],
+)
+def test_a_client_that_never_finishes_its_request_is_cut(front: str, begun: str):
+    """Slowloris: a hundred of them, and others are served meanwhile."""
+    port = int(front.rpartition(":")[2])
+    slow = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(100)]
+    try:
+        for connection_ in slow:
+            connection_.sendall(begun.encode())
+        assert httpx.get(f"{front}/healthz", timeout=20).status_code == 200
+        for connection_ in slow:
+            while connection_.recv(4096):  # perhaps a 408, then the end
+                pass
+    finally:
+        for connection_ in slow:
+            connection_.close()

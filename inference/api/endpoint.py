@@ -38,6 +38,7 @@ from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
 from tenants.client_address import client_address
 from tenants.principal import Principal, Scope
 from tenants.quotas.errors import QuotaUnavailable
+from tenants.row_security import bind_tenant
 
 log = structlog.get_logger(__name__)
 
@@ -184,7 +185,9 @@ async def _authenticate(request: HttpRequest) -> Principal:
         kind, token = "bearer", key
     if token and kind.lower() != "bearer":
         raise Unauthenticated("Send your API key as 'Authorization: Bearer KEY'.", code="invalid_api_key")
-    return await authenticate_bearer(token.strip() or None, client_address(request))
+    principal = await authenticate_bearer(token.strip() or None, client_address(request))
+    bind_tenant(principal.tenant_id)
+    return principal
 
 
 def _with_own_deadline(request: HttpRequest, principal: Principal) -> Principal:

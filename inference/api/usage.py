@@ -12,6 +12,7 @@ from inference.api.endpoint import ApiCall, endpoint
 from inference.api.report_parameters import read_number, read_report
 from inference.downloads import download
 from inference.errors import InvalidRequest
+from inference.replica import on_replica
 from inference.reports import BadCursor, Dimension, usage_page
 from inference.schemas.queries import StatementQuery, UsageQuery
 from inference.schemas.usage import UsagePage, usage_line
@@ -65,7 +66,9 @@ async def _page(call: ApiCall, *, with_counts: bool) -> HttpResponse:
     if not 1 <= limit <= _LIMIT_MAX:
         raise InvalidRequest(f"'limit' is 1 to {_LIMIT_MAX}.", param="limit")
     try:
-        page = await sync_to_async(partial(usage_page, report, limit=limit, cursor=asked.get("page")))()
+        page = await sync_to_async(
+            partial(on_replica, usage_page, report, limit=limit, cursor=asked.get("page"))
+        )()
     except BadCursor as error:
         raise InvalidRequest(f"'page' will not do: {error}.", param="page") from None
     lines = [usage_line(line, with_counts=with_counts) for line in page.lines]

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from inference.models import RecordedRequest
+from tenants.row_security import close_partitions
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,8 @@ def ensure_partitions(months: Iterable[date]) -> int:
             [firsts],
         )
         (made,) = cursor.fetchone()
+    if made:
+        close_partitions(connection)
     return int(made)
 
 

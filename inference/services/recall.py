@@ -21,6 +21,7 @@ from inference.models import UsageRecord
 from tenants.principal import LimitMetric, LimitScope, LimitSpec, Principal
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.periods import period_at
+from tenants.row_security import bound_to
 
 _TIMEOUT_S: Final = 5.0
 _STEPS: Final = 500
@@ -44,6 +45,12 @@ async def recall_from_ledger(
 
 
 def _recall(principal: Principal, limits: Sequence[LimitSpec], moment: datetime) -> list[int]:
+    # These threads begin without the request's context.
+    with bound_to(str(principal.tenant_id)):
+        return _recalled(principal, limits, moment)
+
+
+def _recalled(principal: Principal, limits: Sequence[LimitSpec], moment: datetime) -> list[int]:
     close_old_connections()
     try:
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import dj_database_url
@@ -100,6 +101,7 @@ MIDDLEWARE = [
     "tenants.account.StaffMfaMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "weir.csp.ContentSecurityPolicyMiddleware",
+    *(["weir.row_security.operator_rows"] if env.flag("WEIR_ROW_SECURITY", False) else []),
 ]
 API_MIDDLEWARE = ["weir.logs.RequestIdMiddleware"]
 """For what is under /v1: async only; a sync one would cost every request a thread (see asgi.py)."""
@@ -162,32 +164,39 @@ REDIS_IS_EMBEDDED = _given_redis_url is None
 DATABASE_URL = _given_database_url or places.database_url(VAR_DIR)
 REDIS_URL = _given_redis_url or places.redis_url(VAR_DIR)
 
-try:
-    _database = dj_database_url.parse(DATABASE_URL)
-except ValueError as error:
-    # Its message repeats the URL, which holds a password.
-    raise BadEnvironment(
-        "DATABASE_URL is no database URL: give postgres://USER:PASSWORD@HOST:PORT/NAME"
-    ) from error
-if _database.get("ENGINE") != "django.db.backends.postgresql" or not _database.get("NAME"):
-    raise BadEnvironment(
-        "DATABASE_URL must name a PostgreSQL database: postgres://USER:PASSWORD@HOST:PORT/NAME"
-    )
-DATABASES = {
-    "default": {
-        **_database,
-        "CONN_MAX_AGE": 0,  # the pool keeps connections; a persistent one would never go back to it
-        "OPTIONS": {
-            **_database.get("OPTIONS", {}),
-            "connect_timeout": 5,
-            "pool": {
-                "min_size": 1,
-                "max_size": env.number("WEIR_DATABASE_POOL", 10, least=1, most=1000),
-                "timeout": 5.0,
-            },
-        },
-    }
+_pool = {
+    "min_size": 1,
+    "max_size": env.number("WEIR_DATABASE_POOL", 10, least=1, most=1000),
+    "timeout": 5.0,
 }
+
+
+def _database(name: str, url: str) -> dict[str, Any]:
+    """Django's settings for the database of the variable `name`."""
+    wanted = f"{name} must name a PostgreSQL database: postgres://USER:PASSWORD@HOST:PORT/NAME"
+    try:
+        parsed = dj_database_url.parse(url)
+    except ValueError as error:
+        # Its message repeats the URL, which holds a password.
+        raise BadEnvironment(wanted) from error
+    if parsed.get("ENGINE") != "django.db.backends.postgresql" or not parsed.get("NAME"):
+        raise BadEnvironment(wanted)
+    return {
+        **parsed,
+        "CONN_MAX_AGE": 0,  # the pool keeps connections; a persistent one would never go back to it
+        "OPTIONS": {**parsed.get("OPTIONS", {}), "connect_timeout": 5, "pool": _pool},
+    }
+
+
+DATABASES = {"default": _database("DATABASE_URL", DATABASE_URL)}
+_replica_url = env.secret("WEIR_REPLICA_URL")
+"""A streaming replica, where reports are read; None: they are read where all is."""
+if _replica_url:
+    DATABASES["replica"] = {**_database("WEIR_REPLICA_URL", _replica_url), "TEST": {"MIRROR": "default"}}
+    DATABASE_ROUTERS = ["inference.replica.ReplicaRouter"]
+
+ROW_SECURITY = env.flag("WEIR_ROW_SECURITY", False)
+"""Tells PostgreSQL with each connection whose rows it may see: where DATABASE_URL names the role weir_gateway."""
 
 _redis = urlsplit(REDIS_URL)
 if _redis.scheme not in {"redis", "rediss", "unix"} or not (_redis.hostname or _redis.path.strip("/")):

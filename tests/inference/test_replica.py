@@ -1,0 +1,89 @@
+"""Reports are read where WEIR_REPLICA_URL says, and where all is when that does not answer; the rest never is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from inference.replica import REPLICA, ReplicaRouter, on_replica
+from inference.services.ledger import record_usage
+from tenants.principal import Scope
+from tests.e2e.site import Site, running_site
+from tests.factories import make_key, make_tenant
+from tests.inference.ledger_driving import an_event
+
+
+@pytest.fixture
+def lagging() -> Iterator[str]:
+    """Options of a connection that sees sums of its own, as a replica that is behind has others."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA lagging")
+        cursor.execute(
+            "CREATE TABLE lagging.inference_usageday (LIKE public.inference_usageday INCLUDING ALL)"
+        )
+    yield "-csearch_path=lagging,public"
+    with connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA lagging CASCADE")
+
+
+def asked(site: Site, key: str) -> list[dict[str, Any]]:
+    day = timezone.now()
+    span = {"start": f"{day - timedelta(days=2):%Y-%m-%d}", "end": f"{day + timedelta(days=2):%Y-%m-%d}"}
+    answer = httpx.get(
+        f"{site.url}/v1/usage", params=span, headers={"Authorization": f"Bearer {key}"}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    lines: list[dict[str, Any]] = answer.json()["data"]
+    return lines
+
+
+@pytest.mark.django_db(transaction=True)
+def test_reports_come_from_the_replica_and_from_the_primary_without_it(lagging: str, tmp_path: Path):
+    tenant = make_tenant()
+    key = make_key(tenant, scopes=tuple(Scope)).secret
+    now = int(timezone.now().timestamp() * 1000)
+    record_usage([an_event(str(tenant.public_id), created_at_ms=now, finished_at_ms=now + 1)])
+    server = settings.DATABASE_URL.rpartition("/")[0]
+    database = connection.settings_dict["NAME"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEIR_REPLICA_URL", f"{server}/{database}?options={lagging}")
+        (tmp_path / "one").mkdir()
+        with running_site(connection.settings_dict, tmp_path / "one") as site:
+            assert asked(site, key) == [], "it knows the key of the primary, and the sums of the replica"
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "INSERT INTO lagging.inference_usageday SELECT * FROM public.inference_usageday"
+                )
+            (line,) = asked(site, key)
+            assert line["requests"] == 1
+
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            patch.setenv("WEIR_REPLICA_URL", f"postgres://weir@127.0.0.1:{nobody.getsockname()[1]}/gone")
+            (tmp_path / "two").mkdir()
+            with running_site(connection.settings_dict, tmp_path / "two") as site:
+                (line,) = asked(site, key)
+                assert line["requests"] == 1, "nobody answers there: the primary does"
+
+
+def test_only_what_asks_for_it_reads_the_replica(monkeypatch: pytest.MonkeyPatch):
+    router = ReplicaRouter()
+    monkeypatch.setitem(settings.DATABASES, REPLICA, {})
+
+    def where() -> str | None:
+        return router.db_for_read(type(None))  # type: ignore[arg-type]
+
+    assert where() is None
+    assert on_replica(where) == REPLICA
+    assert where() is None
+    assert router.allow_migrate(REPLICA, "inference") is False
+    assert router.allow_migrate("default", "inference") is None
