@@ -56,13 +56,13 @@ class KVShape:
         return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * dtype.itemsize
 
 
-def zeroed(*shape: int) -> Tensor:
-    """float32 zeros that the system maps only once they are written: a cache costs what is in it.
+def zeroed(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros that the system maps only once they are written: a cache costs what is in it.
 
     torch.zeros writes them all. Zeros, and not whatever was there: a masked score is -inf whatever the
     key was, unless it was NaN.
     """
-    return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)

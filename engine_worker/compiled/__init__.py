@@ -1,9 +1,9 @@
 """The forward pass on the CPU, compiled by numba for the processor it runs on.
 
-`tile.py` is the one piece of arithmetic: a register tile of a matrix product, written as LLVM
-instructions. `product.py` makes linear layers of it, `attention.py` attention over KV blocks, and
-`forward.py` the whole pass, which a team of threads (`team.py`) runs in one call per step.
-`decoder.py` is what the runner sees.
+`tile.py` and, for bytes, `dot.py` are the arithmetic: register tiles of a matrix product, written as LLVM
+instructions (`vector.py`), as are functions of whole rows (`pointwise.py`). `product.py` makes linear layers
+of tiles, `attention.py` attention over KV blocks, and `forward.py` the whole pass, which a team of threads
+(`team.py`) runs in one call per step. `decoder.py` is what the runner sees.
 
 Optional: where numba, a vector unit or an OpenMP runtime is missing, or a model has parts that
 `decoder.py` does not know, `transformers`' modules run on torch's kernels instead.

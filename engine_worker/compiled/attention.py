@@ -1,13 +1,16 @@
 """Attention over KV blocks, decodes and prompt chunks alike.
 
 A task is up to MAX_ROWS queries of one sequence that share a key head: (token, head of the group)
-pairs. Block by block, one tile product gives their scores, an online softmax (Milakov, Gimelshein,
-2018; FlashAttention) weighs them, and a second product adds up the values. Neither copies the
-cache, and blocks may lie anywhere and be shared.
+pairs. A unit is what one tile takes: up to WIDTH keys of one block. Unit by unit, a tile product gives
+scores; span by span, up to _SPAN units, an online softmax (Milakov, Gimelshein, 2018; FlashAttention)
+weighs them, and a second product per unit adds up the values. Neither copies the cache, and blocks may
+lie anywhere and be shared. Spans are counted from the sequence's beginning, so that a query's result does
+not depend on which others are computed with it.
 
 Keys are kept transposed, [layer][block][head][head_dim][columns], so that both products read their
 second operand as it lies; `columns` is the block size padded to WIDTH. Values: [layer][block]
-[head][block_size][head_dim padded to WIDTH].
+[head][block_size][head_dim padded to WIDTH]. Both in float32 or float16, which halves what a long
+context reads; products are summed in float32 all the same.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine_worker.compiled.memory import floats, ints
-from engine_worker.compiled.tile import LANES, MAX_ROWS, WIDTH, exponentials, largest, tile
+from engine_worker.compiled.pointwise import exponentials, largest
+from engine_worker.compiled.tile import HALF, SIZES, SPREAD, put_half, tile
+from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
 _NOTHING = np.float32(-np.inf)
+_SPAN = SPREAD // max(WIDTH, 1)
 
 
 def padded(size: int) -> int:
@@ -27,9 +33,24 @@ def padded(size: int) -> int:
     return -(-size // WIDTH) * WIDTH
 
 
-def scratch_floats(head_dim: int, block_size: int) -> int:
+def scratch_floats(head_dim: int) -> int:
     """float32 numbers of scratch that a thread needs."""
-    return MAX_ROWS * (head_dim + 2 * padded(block_size) + padded(head_dim) + 2)
+    return MAX_ROWS * (head_dim + SPREAD + padded(head_dim) + 2)
+
+
+@njit(nogil=True)
+def _reach(
+    segment: NDArray[np.int64], first: int, rows: int, group: int, window: int, block_size: int
+) -> tuple[int, int]:
+    """(first unit, one past the last) that some query of a task sees; the first is a span's."""
+    tokens, context = segment[1], segment[2]
+    units = (block_size + WIDTH - 1) // WIDTH
+    begin = 0
+    if window > 0:
+        seen_from = context - tokens + first // group + 1 - window
+        begin = max(0, seen_from) // block_size * units // _SPAN * _SPAN
+    last = context - tokens + (first + rows - 1) // group
+    return begin, last // block_size * units + last % block_size // WIDTH + 1
 
 
 @njit(nogil=True)
@@ -38,38 +59,41 @@ def attend(
     ldq: int,
     keys: int,
     values: int,
+    kind: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
     block_size: int,
     window: int,
     tables: int,
-    segment: NDArray[np.int64],
-    head: int,
-    first: int,
-    rows: int,
+    segments: NDArray[np.int64],
+    task: NDArray[np.int64],
+    following: NDArray[np.int64],
     out: int,
+    out_depth: int,
     out_rows: int,
     scratch: int,
 ) -> None:
-    """One task: queries `first` to `first + rows` of a segment at key head `head`.
+    """One task: `rows` queries from `first` on, of a segment, at key head `head`.
 
-    `query`: float32[tokens][ldq], scaled; `keys`, `values`: one layer's; `window`: 0, or how many
-    tokens a query sees, its own included; `tables`: int64, block tables end to end; `segment`: (first
-    token, tokens, context length, start of its table); `out`: tiled [tiles][heads * head_dim][out_rows].
+    `query`: float32[tokens][ldq], scaled; `keys`, `values`: one layer's, of `kind`; `window`: 0, or how
+    many tokens a query sees, its own included; `tables`: int64, block tables end to end; `segments`: int64,
+    (first token, tokens, context length, start of its table) of each; `task`: (segment, head, first, rows);
+    `following`: the task that this thread takes next, whose keys are fetched at the end, or nothing; `out`:
+    tiled [tiles][out_depth][out_rows].
     """
     group = heads // kv_heads
     columns = (block_size + WIDTH - 1) // WIDTH * WIDTH
     width = (head_dim + WIDTH - 1) // WIDTH * WIDTH
-    start, tokens, context, table = segment[0], segment[1], segment[2], segment[3]
+    head, first, rows = task[1], task[2], task[3]
+    segment = segments[4 * task[0] : 4 * task[0] + 4]
+    start, tokens, context = segment[0], segment[1], segment[2]
 
     q = floats(scratch, head_dim * rows)
     scores_at = scratch + 4 * MAX_ROWS * head_dim
-    weights_at = scores_at + 4 * MAX_ROWS * columns
-    sums_at = weights_at + 4 * MAX_ROWS * columns
+    sums_at = scores_at + 4 * MAX_ROWS * SPREAD
     state = floats(sums_at + 4 * MAX_ROWS * width, 2 * MAX_ROWS)
-    scores, weights = floats(scores_at, rows * columns), floats(weights_at, block_size * rows)
-    sums = floats(sums_at, rows * width)
+    scores, sums = floats(scores_at, rows * SPREAD), floats(sums_at, rows * width)
     # Of each row: the largest score so far and the sum of weights.
     peaks, totals = state[:rows], state[MAX_ROWS : MAX_ROWS + rows]
     sums[:] = 0
@@ -82,66 +106,98 @@ def attend(
         peaks[row] = _NOTHING
         totals[row] = 0
 
-    visible_first = context - tokens + first // group + 1
+    size = SIZES[kind]
+    key_bytes, value_bytes = head_dim * columns * size, block_size * width * size
+    table = ints(tables + 8 * segment[3], (context + block_size - 1) // block_size)
+    units = columns // WIDTH  # of a block
+    begin, end = _reach(segment, first, rows, group, window, block_size)
+    next_head, next_begin, next_end, next_table = 0, 0, 0, table
+    if len(following) > 0:
+        then = segments[4 * following[0] : 4 * following[0] + 4]
+        next_head = following[1]
+        next_begin, next_end = _reach(then, following[2], following[3], group, window, block_size)
+        next_table = ints(tables + 8 * then[3], (then[2] + block_size - 1) // block_size)
     visible_last = context - tokens + (first + rows - 1) // group + 1
-    begin = max(0, visible_first - window) // block_size if window > 0 else 0
-    key_bytes, value_bytes = head_dim * columns * 4, block_size * width * 4
-    table_of = ints(tables + 8 * table, (context + block_size - 1) // block_size)
-    for number in range(begin, (visible_last + block_size - 1) // block_size):
-        lane = table_of[number] * kv_heads + head
-        k, v = keys + lane * key_bytes, values + lane * value_bytes
-        base = number * block_size
-        used = min(block_size, visible_last - base)
-        # The values are fetched while the keys are used.
-        share = (used + WIDTH - 1) // WIDTH
-        for part in range(share):
-            ahead = v + part * (value_bytes // share)
+    for span in range(begin, end, _SPAN):
+        count = min(_SPAN, end - span)
+        for number in range(count):
+            block, part = (span + number) // units, (span + number) % units
+            lane = table[block] * kv_heads + head
+            # The unit's values are fetched while its keys are used.
             tile(
-                rows, scratch, k + 4 * part * WIDTH, columns, head_dim, scores_at + 4 * part * WIDTH, columns,
-                False, ahead, value_bytes // share // head_dim,
+                kind, rows, False, scratch, keys + lane * key_bytes + size * part * WIDTH, columns, head_dim,
+                scores_at + 4 * number * WIDTH, SPREAD, False,
+                values + lane * value_bytes + part * WIDTH * width * size, WIDTH * width * size // head_dim,
             )  # fmt: skip
         for row in range(rows):
             visible = context - tokens + (first + row) // group + 1
-            stop = min(used, visible - base)
-            low = max(0, visible - window - base) if window > 0 else 0
-            at = scores_at + 4 * row * columns
-            line = scores[row * columns : row * columns + share * WIDTH]
-            if stop <= low:
-                line[:] = 0
+            hidden = max(0, visible - window) if window > 0 else 0
+            seen = False
+            for number in range(count):
+                block, part = (span + number) // units, (span + number) % units
+                base = block * block_size + part * WIDTH
+                stop = min(min(WIDTH, block_size - part * WIDTH), visible - base)
+                low = max(0, hidden - base)
+                if low == 0 and stop == WIDTH:
+                    seen = True
+                    continue
+                line = scores[row * SPREAD + number * WIDTH : row * SPREAD + (number + 1) * WIDTH]
+                if stop <= low:
+                    line[:] = _NOTHING
+                    continue
+                seen = True
+                line[:low] = _NOTHING
+                line[stop:] = _NOTHING
+            if not seen:
+                scores[row * SPREAD : row * SPREAD + count * WIDTH] = 0
                 continue
-            line[:low] = _NOTHING
-            line[stop:] = _NOTHING
-            peak = max(peaks[row], largest(at, share * WIDTH // LANES))
-            total = exponentials(at, peak, share * WIDTH // LANES)
+            at = scores_at + 4 * row * SPREAD
+            peak = max(peaks[row], largest(at, count * WIDTH // LANES))
+            total = exponentials(at, peak, count * WIDTH // LANES)
             if peak != peaks[row]:
                 shrink = np.float32(0) if peaks[row] == _NOTHING else np.exp(peaks[row] - peak)
                 totals[row] *= shrink
                 sums[row * width : (row + 1) * width] *= shrink
                 peaks[row] = peak
             totals[row] += total
-        for row in range(rows):
-            for column in range(used):
-                weights[column * rows + row] = scores[row * columns + column]
-        following = k
-        if base + block_size < visible_last:
-            following = keys + (table_of[number + 1] * kv_heads + head) * key_bytes
-        parts = width // WIDTH
-        for part in range(parts):
-            ahead = following + part * (key_bytes // parts)
-            tile(
-                rows, weights_at, v + 4 * part * WIDTH, width, used, sums_at + 4 * part * WIDTH, width,
-                True, ahead, key_bytes // parts // block_size,
-            )  # fmt: skip
+        for number in range(count):
+            block, part = (span + number) // units, (span + number) % units
+            v = values + (table[block] * kv_heads + head) * value_bytes + part * WIDTH * width * size
+            depth = min(
+                min(WIDTH, block_size - part * WIDTH), visible_last - block * block_size - part * WIDTH
+            )
+            # Meanwhile the keys of the same place in the next span, or in the first of the next task.
+            ahead, share = v, 0
+            if span + number + _SPAN < end:
+                block, part = (span + number + _SPAN) // units, (span + number + _SPAN) % units
+                ahead = keys + (table[block] * kv_heads + head) * key_bytes + size * part * WIDTH
+                share = key_bytes // units
+            elif next_begin + number < next_end:
+                block, part = (next_begin + number) // units, (next_begin + number) % units
+                ahead = keys + (next_table[block] * kv_heads + next_head) * key_bytes + size * part * WIDTH
+                share = key_bytes // units
+            parts = width // WIDTH
+            for part in range(parts):
+                tile(
+                    kind, rows, True, scores_at + 4 * number * WIDTH, v + size * part * WIDTH, width, depth,
+                    sums_at + 4 * part * WIDTH, width, True,
+                    ahead + part * (share // parts), share // parts // WIDTH,
+                )  # fmt: skip
 
     for row in range(rows):
         index = first + row
         token = start + index // group
-        depth = heads * head_dim
-        target = floats(out + 4 * (token // out_rows) * depth * out_rows, depth * out_rows)
         column = (head * group + index % group) * head_dim
+        target = (
+            out + 4 * (token // out_rows) * out_depth * out_rows + 4 * (column * out_rows + token % out_rows)
+        )
         part = 1 / totals[row]
-        for d in range(head_dim):
-            target[(column + d) * out_rows + token % out_rows] = sums[row * width + d] * part
+        if out_rows == 1:
+            floats(target, head_dim)[:] = sums[row * width : row * width + head_dim] * part
+        else:
+            line = floats(target, (head_dim - 1) * out_rows + 1)
+            for d in range(head_dim):
+                line[d * out_rows] = sums[row * width + d] * part
 
 
 @njit(nogil=True)
@@ -150,6 +206,7 @@ def store(
     value: NDArray[np.float32],
     keys: int,
     values: int,
+    kind: int,
     lane: int,
     offset: int,
     block_size: int,
@@ -158,8 +215,13 @@ def store(
     head_dim = len(key)
     columns = (block_size + WIDTH - 1) // WIDTH * WIDTH
     width = (head_dim + WIDTH - 1) // WIDTH * WIDTH
-    k = floats(keys + 4 * lane * head_dim * columns, head_dim * columns)
-    v = floats(values + 4 * (lane * block_size + offset) * width, head_dim)
-    for d in range(head_dim):
-        k[d * columns + offset] = key[d]
-        v[d] = value[d]
+    first, line = lane * head_dim * columns + offset, (lane * block_size + offset) * width
+    if kind == HALF:
+        for d in range(head_dim):
+            put_half(keys + 2 * (first + d * columns), key[d])
+            put_half(values + 2 * (line + d), value[d])
+    else:
+        k, v = floats(keys + 4 * first, (head_dim - 1) * columns + 1), floats(values + 4 * line, head_dim)
+        for d in range(head_dim):
+            k[d * columns] = key[d]
+            v[d] = value[d]

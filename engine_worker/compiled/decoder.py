@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.interface import KVShape, Segment, zeroed
-from engine_worker.compiled import attention, product, team
-from engine_worker.compiled.forward import LAYER, STAGES_PER_LAYER, STEP, run_step
-from engine_worker.compiled.tile import BYTE, FLOAT, HALF, MAX_ROWS, WIDTH
+from engine_worker.compiled import attention, dot, product, team
+from engine_worker.compiled.forward import LAYER, STAGES, STAGES_PER_LAYER, STEP, grouped, run_step
+from engine_worker.compiled.product import DOT
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF
+from engine_worker.compiled.vector import MAX_ROWS, WIDTH
 from engine_worker.config import Precision
 from engine_worker.runner.model_loader import LoadedModel
 
 log = structlog.get_logger(__name__)
 
-_KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": BYTE}
+_KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": DOT if dot.AVAILABLE else BYTE}
 
 
 class CompiledDecoder:
@@ -41,8 +43,9 @@ class CompiledDecoder:
         self._kept: list[Tensor] = []
         columns, width = attention.padded(shape.block_size), attention.padded(shape.head_dim)
         lanes = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
-        self.keys = zeroed(*lanes, shape.head_dim, columns)
-        self.values = zeroed(*lanes, shape.block_size, width)
+        cache = torch.float32 if precision == "fp32" else torch.float16
+        self.keys = zeroed(*lanes, shape.head_dim, columns, dtype=cache)
+        self.values = zeroed(*lanes, shape.block_size, width, dtype=cache)
 
         self._size: int = config.hidden_size
         self._lead = _padded(self._size)
@@ -69,30 +72,34 @@ class CompiledDecoder:
             head_dim=shape.head_dim,
             inner=self._inner,
             kind=kind,
-            final_norm=self._keep(model.model.norm.weight.detach().clone()),
+            kv_kind=FLOAT if cache == torch.float32 else HALF,
+            final_norm=self._keep_vector(model.model.norm.weight),
             lm_head=lm_head,
             vocab_panels=-(-self._vocab // WIDTH),
             block_size=shape.block_size,
         )
+        attended = config.num_attention_heads * shape.head_dim
         scratch = max(
             product.scratch_floats(self._size),
             product.scratch_floats(self._inner),
-            product.scratch_floats(config.num_attention_heads * shape.head_dim),
-            attention.scratch_floats(shape.head_dim, shape.block_size),
+            product.scratch_floats(attended),
+            attention.scratch_floats(shape.head_dim),
         )
         self._scratch = torch.zeros(threads, scratch + WIDTH)
         self._set(scratch=self._scratch.data_ptr(), scratch_bytes=self._scratch.stride(0) * 4)
         self._widths = {
             "hidden": self._lead,
-            "normed": self._size,
+            "operand": -(-product.tile_bytes(kind, 1, max(self._size, attended, self._inner)) // 4),
             "qkv": _padded((config.num_attention_heads + 2 * shape.num_kv_heads) * shape.head_dim),
-            "attended": config.num_attention_heads * shape.head_dim,
-            "gated": self._inner,
+            "attended": grouped(attended),
+            "gated": grouped(self._inner),
         }
         self._buffers: dict[str, Tensor] = {}
         self._logits = torch.zeros(0)
         self._arrived = np.zeros(1, np.int64)
         self._set(arrived=self._arrived.ctypes.data)
+        self._times = np.zeros(len(STAGES), np.int64)
+        self._set(times=self._times.ctypes.data)
         self._counters = np.zeros(shape.num_layers * STAGES_PER_LAYER + 1, np.int64)
         log.info("compiled.packed", seconds=round(time.perf_counter() - began, 1))
 
@@ -140,6 +147,10 @@ class CompiledDecoder:
         width = self._step["vocab_panels"][0] * WIDTH
         return self._logits[: samples * width].view(samples, width)[:, : self._vocab]
 
+    def shares(self) -> dict[str, float]:
+        """The share that each stage had of the time of all steps so far."""
+        return dict(zip(STAGES, self._times / max(1, self._times.sum()), strict=True))
+
     def scrub(self, blocks: Sequence[int]) -> None:
         self.keys[:, list(blocks)] = 0
         self.values[:, list(blocks)] = 0
@@ -150,10 +161,10 @@ class CompiledDecoder:
         weight = torch.cat([part.weight.detach() for part in qkv])
         gate, up = (product.pack(part.weight.detach(), kind) for part in (mlp.gate_proj, mlp.up_proj))
         packed = {
-            "input_norm": self._keep(layer.input_layernorm.weight.detach().clone()),
+            "input_norm": self._keep_vector(layer.input_layernorm.weight),
             "qkv": self._keep(product.pack(weight, kind)),
             "out": self._keep(product.pack(attn.o_proj.weight.detach(), kind)),
-            "post_norm": self._keep(layer.post_attention_layernorm.weight.detach().clone()),
+            "post_norm": self._keep_vector(layer.post_attention_layernorm.weight),
             "gate_up": self._keep(torch.stack((gate, up), dim=1)),
             "down": self._keep(product.pack(mlp.down_proj.weight.detach(), kind, depth=self._inner)),
             "keys": self.keys[number].data_ptr(),
@@ -161,15 +172,13 @@ class CompiledDecoder:
             "window": _window(attn) or 0,
         }
         if qkv[0].bias is not None:
-            bias = torch.zeros(_padded(len(weight)))
-            bias[: len(weight)] = torch.cat([part.bias.detach() for part in qkv])
-            packed["qkv_bias"] = self._keep(bias)
+            packed["qkv_bias"] = self._keep_vector(torch.cat([part.bias for part in qkv]))
         if attn.o_proj.bias is not None:
-            packed["out_bias"] = self._keep(attn.o_proj.bias.detach().clone())
+            packed["out_bias"] = self._keep_vector(attn.o_proj.bias)
         for name in ("query_norm", "key_norm"):
             norm = getattr(attn, f"{name[0]}_norm", None)
             if norm is not None:
-                packed[name] = self._keep(norm.weight.detach().clone())
+                packed[name] = self._keep_vector(norm.weight)
         row = np.zeros(1, LAYER)
         for name, value in packed.items():
             row[name] = value
@@ -180,6 +189,12 @@ class CompiledDecoder:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+    def _keep_vector(self, vector: Tensor) -> int:
+        """The same, of a copy with zeros to the end of a tile's width."""
+        padded = torch.zeros(_padded(len(vector)))
+        padded[: len(vector)] = vector.detach()
+        return self._keep(padded)
 
     def _set(self, **fields: float) -> None:
         for name, value in fields.items():

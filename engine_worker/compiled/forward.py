@@ -14,10 +14,12 @@ from numba import cfunc, njit, types
 from numpy.typing import NDArray
 
 from engine_worker.compiled.attention import attend, store
+from engine_worker.compiled.dot import GROUP, quantise
 from engine_worker.compiled.memory import floats, ints, record_reader
-from engine_worker.compiled.product import gated, linear
-from engine_worker.compiled.team import barrier, take, thread_count, thread_number
-from engine_worker.compiled.tile import WIDTH
+from engine_worker.compiled.pointwise import scaled, sum_of_squares
+from engine_worker.compiled.product import DOT, gated, linear
+from engine_worker.compiled.team import barrier, clock, take, thread_count, thread_number
+from engine_worker.compiled.vector import LANES, WIDTH
 
 
 def _record(*names: str) -> np.dtype[Any]:
@@ -39,13 +41,14 @@ STEP: Final = np.dtype(
             for name in (
                 # the model
                 "layers", "num_layers", "size", "lead", "heads", "kv_heads", "head_dim", "inner", "rotary", "kind",
+                "kv_kind",
                 "final_norm", "lm_head", "vocab_panels", "block_size",
                 # the step: how many, and addresses
                 "tokens", "tiles", "rows", "samples", "sample_tiles", "sample_rows", "tasks",
                 "cos", "sin", "blocks", "offsets", "segments", "num_segments", "tables", "task_list",
-                "sampled", "counters", "arrived",
+                "sampled", "counters", "arrived", "times",
                 # buffers
-                "hidden", "normed", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
+                "hidden", "operand", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
             )
         ),
     ]
@@ -53,6 +56,11 @@ STEP: Final = np.dtype(
 
 _layers = record_reader(LAYER)
 _steps = record_reader(STEP)
+
+STAGES: Final = ("norm", "qkv", "place", "attention", "out", "gate_up", "down", "round", "lm_head")
+"""What a step's time is spent on: norms, the linear layers, and between them rotation and the cache's writes
+("place"), attention, rounding to bytes."""
+_NORM, _QKV, _PLACE, _ATTENTION, _OUT, _GATE_UP, _DOWN, _ROUND, _LM_HEAD = range(len(STAGES))
 
 STAGES_PER_LAYER: Final = 5
 """Stages of a layer whose work is taken from a counter."""
@@ -81,16 +89,34 @@ def _inverse_rms(row: NDArray[np.float32], epsilon: float) -> np.float32:
 
 
 @njit(nogil=True)
-def _norm_to_tiles(
-    source: int, size: int, weight: int, epsilon: float, target: int, index: int, rows: int
-) -> None:
-    """RMSNorm (Zhang, Sennrich, 2019) of one row, stored as row `index` of a tiled matrix."""
-    row, scale = floats(source, size), floats(weight, size)
-    inverse = _inverse_rms(row, epsilon)
-    out = floats(target + 4 * (index // rows) * size * rows, size * rows)
-    at = index % rows
-    for i in range(size):
-        out[i * rows + at] = scale[i] * (row[i] * inverse)
+def _norm(source: int, size: int, weight: int, epsilon: float, target: int) -> None:
+    """RMSNorm (Zhang, Sennrich, 2019) of one row. All three are padded with zeros to a multiple of LANES."""
+    vectors = (size + LANES - 1) // LANES
+    mean = sum_of_squares(source, vectors) / np.float32(size)
+    inverse = np.float32(1 / np.sqrt(mean + np.float32(epsilon)))
+    scaled(source, inverse, weight, target, vectors)
+
+
+@njit(nogil=True)
+def grouped(depth: int) -> int:
+    """Numbers of a row that is rounded to bytes: zeros fill its last group."""
+    return (depth + GROUP - 1) // GROUP * GROUP
+
+
+@njit(nogil=True)
+def _norm_to_operand(step: Any, source: int, weight: int, index: int, rows: int, scratch: int) -> None:
+    """RMSNorm of one row of hidden states, as the next product reads it."""
+    size = step.size
+    _norm(source, size, weight, step.epsilon, scratch)
+    if step.kind == DOT:
+        floats(scratch + 4 * size, grouped(size) - size)[:] = 0
+        quantise(scratch, size, step.operand, index, rows)
+    else:
+        row = floats(scratch, size)
+        tiled = floats(step.operand + 4 * (index // rows) * size * rows, size * rows)
+        at = index % rows
+        for i in range(size):
+            tiled[i * rows + at] = row[i]
 
 
 @njit(nogil=True)
@@ -135,24 +161,37 @@ def _place(step: Any, layer: Any, token: int) -> None:
         if layer.key_norm != 0:
             _norm_head(key, layer.key_norm, step.epsilon)
         _rotate(key, cos, sin, np.float32(1))
-        store(key, value, layer.keys, layer.values, block * kv_heads + head, offset, step.block_size)
+        lane = block * kv_heads + head
+        store(key, value, layer.keys, layer.values, step.kv_kind, lane, offset, step.block_size)
 
 
 @njit(nogil=True)
 def _attention(step: Any, layer: Any, counter: int, scratch: int) -> None:
     tasks = ints(step.task_list, 4 * step.tasks)
     segments = ints(step.segments, 4 * step.num_segments)
-    while True:
-        number = take(counter, 1)
-        if number >= step.tasks:
-            return
-        segment = segments[4 * tasks[4 * number] : 4 * tasks[4 * number] + 4]
+    depth, rows = step.heads * step.head_dim, step.rows
+    if step.kind == DOT:
+        depth, rows = grouped(depth), 1
+    number = take(counter, 1)
+    while number < step.tasks:
+        following = take(counter, 1)
         attend(
-            step.qkv, qkv_lead(step), layer.keys, layer.values,
-            step.heads, step.kv_heads, step.head_dim, step.block_size, layer.window, step.tables, segment,
-            tasks[4 * number + 1], tasks[4 * number + 2], tasks[4 * number + 3],
-            step.attended, step.rows, scratch,
+            step.qkv, qkv_lead(step), layer.keys, layer.values, step.kv_kind,
+            step.heads, step.kv_heads, step.head_dim, step.block_size, layer.window, step.tables, segments,
+            tasks[4 * number : 4 * number + 4], tasks[4 * following : 4 * min(following + 1, step.tasks)],
+            step.attended, depth, rows, scratch,
         )  # fmt: skip
+        number = following
+
+
+@njit(nogil=True)
+def _meet(step: Any, thread: int, threads: int, stage: int, since: int) -> int:
+    """The end of a stage: waits for the others; the first thread notes the cycles it took. Returns the time."""
+    barrier(step.arrived, threads)
+    now = clock()
+    if thread == 0:
+        ints(step.times, len(STAGES))[stage] += now - since
+    return now
 
 
 @njit(nogil=True)
@@ -161,77 +200,73 @@ def _run(step: Any, thread: int, threads: int) -> None:
     first, last = step.tokens * thread // threads, step.tokens * (thread + 1) // threads
     size, lead, kind = step.size, step.lead, step.kind
     attended = step.heads * step.head_dim
+    # What the layers between the norms write, and the next product reads: the same, unless it is rounded first.
+    rounded = kind == DOT
+    of_attention = step.operand if rounded else step.attended
+    of_gate = step.operand if rounded else step.gated
     layers = _layers(step.layers, step.num_layers)
-    counter, arrived = step.counters, step.arrived
+    counter, now = step.counters, clock()
     for number in range(step.num_layers):
         layer = layers[number]
         for token in range(first, last):
-            _norm_to_tiles(
-                step.hidden + 4 * token * lead,
-                size,
-                layer.input_norm,
-                step.epsilon,
-                step.normed,
-                token,
-                step.rows,
-            )
-        barrier(arrived, threads)
+            at = step.hidden + 4 * token * lead
+            _norm_to_operand(step, at, layer.input_norm, token, step.rows, scratch)
+        now = _meet(step, thread, threads, _NORM, now)
         linear(
-            counter, threads, step.normed, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
+            counter, threads, step.operand, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
             layer.qkv_bias, step.qkv, qkv_lead(step), False, scratch,
         )  # fmt: skip
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _QKV, now)
         for token in range(first, last):
             _place(step, layer, token)
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _PLACE, now)
         _attention(step, layer, counter + 8, scratch)
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _ATTENTION, now)
+        if rounded:
+            for token in range(first, last):
+                quantise(
+                    step.attended + 4 * token * grouped(attended), attended, step.operand, token, step.rows
+                )
+            now = _meet(step, thread, threads, _ROUND, now)
         linear(
-            counter + 16, threads, step.attended, step.tiles, step.rows, attended, layer.out, kind,
+            counter + 16, threads, of_attention, step.tiles, step.rows, attended, layer.out, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _OUT, now)
         for token in range(first, last):
+            at = step.hidden + 4 * token * lead
             if layer.out_bias != 0:
-                floats(step.hidden + 4 * token * lead, size)[:] += floats(layer.out_bias, size)
-            _norm_to_tiles(
-                step.hidden + 4 * token * lead,
-                size,
-                layer.post_norm,
-                step.epsilon,
-                step.normed,
-                token,
-                step.rows,
-            )
-        barrier(arrived, threads)
+                floats(at, size)[:] += floats(layer.out_bias, size)
+            _norm_to_operand(step, at, layer.post_norm, token, step.rows, scratch)
+        now = _meet(step, thread, threads, _NORM, now)
         gated(
-            counter + 24, threads, step.normed, step.tiles, step.rows, size, layer.gate_up, kind,
-            width_panels(step.inner), step.gated, scratch,
+            counter + 24, threads, step.operand, step.tiles, step.rows, size, layer.gate_up, kind,
+            width_panels(step.inner), step.gated, grouped(step.inner), scratch,
         )  # fmt: skip
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _GATE_UP, now)
+        if rounded:
+            for token in range(first, last):
+                quantise(
+                    step.gated + 4 * token * grouped(step.inner), step.inner, step.operand, token, step.rows
+                )
+            now = _meet(step, thread, threads, _ROUND, now)
         linear(
-            counter + 32, threads, step.gated, step.tiles, step.rows, step.inner, layer.down, kind,
+            counter + 32, threads, of_gate, step.tiles, step.rows, step.inner, layer.down, kind,
             width_panels(size), 0, step.hidden, lead, True, scratch,
         )  # fmt: skip
-        barrier(arrived, threads)
+        now = _meet(step, thread, threads, _DOWN, now)
         counter += 8 * STAGES_PER_LAYER
     sampled = ints(step.sampled, step.samples)
     for row in range(step.samples * thread // threads, step.samples * (thread + 1) // threads):
-        _norm_to_tiles(
-            step.hidden + 4 * sampled[row] * lead,
-            size,
-            step.final_norm,
-            step.epsilon,
-            step.normed,
-            row,
-            step.sample_rows,
-        )
-    barrier(arrived, threads)
+        at = step.hidden + 4 * sampled[row] * lead
+        _norm_to_operand(step, at, step.final_norm, row, step.sample_rows, scratch)
+    now = _meet(step, thread, threads, _NORM, now)
     if step.samples > 0:
         linear(
-            counter, threads, step.normed, step.sample_tiles, step.sample_rows, size, step.lm_head, kind,
+            counter, threads, step.operand, step.sample_tiles, step.sample_rows, size, step.lm_head, kind,
             step.vocab_panels, 0, step.logits, step.vocab_panels * WIDTH, False, scratch,
         )  # fmt: skip
+        _meet(step, thread, threads, _LM_HEAD, now)
 
 
 @cfunc(types.void(types.intp), cache=True, nogil=True)

@@ -1,7 +1,8 @@
 """Linear layers from tiles: y = x W^T, with what surrounds it done while the result is in cache.
 
-Activations come tiled, [tiles][depth][rows], as `tile.tile` reads them; `rows` is the same for all
-tiles of a step, the last padded. Weights are packed once into panels of WIDTH outputs.
+Activations come tiled, [tiles][depth][rows], as `tile.tile` reads them, or rounded to bytes, as
+`dot.dot_tile` does; `rows` is the same for all tiles of a step, the last padded. Weights are packed once
+into panels of WIDTH outputs.
 
 Threads take chunks of panels from a shared counter, so that one which the system holds up does not
 keep the others waiting.
@@ -17,23 +18,15 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.compiled import dot
 from engine_worker.compiled.memory import floats
+from engine_worker.compiled.pointwise import silu_gate
 from engine_worker.compiled.team import take
-from engine_worker.compiled.tile import (
-    BYTE,
-    FLOAT,
-    HALF,
-    LANES,
-    MAX_ROWS,
-    SIZES,
-    WIDTH,
-    byte_tile,
-    half_tile,
-    silu_gate,
-    tile,
-    widen_bytes,
-    widen_half,
-)
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
+from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
+
+DOT: Final = 3
+"""A kind of weights beside `tile`'s: bytes that meet bytes, see `dot`."""
 
 FEW_TILES: Final = 4
 """Up to here the weights are read once from memory, panel by panel; beyond, a group of panels that fits
@@ -54,40 +47,55 @@ def pack(weight: Tensor, kind: int, depth: int | None = None) -> Tensor:
     """
     outputs, inputs = weight.shape
     panels, depth = -(-outputs // WIDTH), depth or inputs
+    if kind == DOT:
+        depth = dot.groups(depth) * dot.GROUP
     padded = torch.zeros(panels * WIDTH, depth)
     padded[:outputs, :inputs] = weight
     packed = padded.view(panels, WIDTH, depth).transpose(1, 2)
-    if kind != BYTE:
+    if kind in (FLOAT, HALF):
         packed = packed.to(torch.float16 if kind == HALF else torch.float32).contiguous()
         return packed.view(torch.uint8).view(panels, -1)
     scales = padded.abs().amax(dim=1).clamp_(min=1e-9).view(panels, WIDTH) / 127
-    whole = (packed / scales[:, None]).round_().to(torch.int8).contiguous()
-    return torch.cat((scales.view(torch.uint8), whole.view(torch.uint8).view(panels, -1)), dim=1)
+    whole = (packed / scales[:, None]).round_()
+    if kind == DOT:
+        # Four steps of a column side by side, as one instruction takes them.
+        whole = (whole + 128).view(panels, depth // 4, 4, WIDTH).transpose(2, 3).to(torch.uint8)
+    else:
+        whole = whole.to(torch.int8).view(torch.uint8)
+    return torch.cat((scales.view(torch.uint8), whole.reshape(panels, -1)), dim=1)
 
 
 @njit(nogil=True)
 def panel_bytes(kind: int, depth: int) -> int:
+    if kind == DOT:
+        return 4 * WIDTH + dot.groups(depth) * dot.GROUP * WIDTH
     return depth * WIDTH * SIZES[kind] + (4 * WIDTH if kind == BYTE else 0)
 
 
 @njit(nogil=True)
-def group_panels(depth: int) -> int:
-    """Panels of float32 weights that are kept in the second-level cache at once."""
-    return max(1, _GROUP_BYTES // (depth * WIDTH * 4))
+def tile_bytes(kind: int, rows: int, depth: int) -> int:
+    """Bytes of one tile of activations, as weights of a kind meet them."""
+    return dot.tile_bytes(rows, depth) if kind == DOT else 4 * rows * depth
+
+
+@njit(nogil=True)
+def group_panels(kind: int, depth: int) -> int:
+    """Panels that are kept in the second-level cache at once: bytes, or float32."""
+    return max(1, _GROUP_BYTES // panel_bytes(DOT if kind == DOT else FLOAT, depth))
 
 
 @njit(nogil=True)
 def scratch_floats(depth: int) -> int:
     """float32 numbers of scratch that a thread needs for products of this depth."""
-    return group_panels(depth) * depth * WIDTH + 2 * MAX_ROWS * WIDTH
+    return group_panels(FLOAT, depth) * depth * WIDTH + 2 * MAX_ROWS * WIDTH
 
 
 @njit(nogil=True)
-def _chunk(panels: int, threads: int, tiles: int, depth: int) -> int:
+def _chunk(kind: int, panels: int, threads: int, tiles: int, depth: int) -> int:
     """Panels that a thread takes at a time: two helpings each, no more than a group where tiles are many."""
     share = (panels + 2 * threads - 1) // (2 * threads)
     if tiles > FEW_TILES:
-        return min(share, group_panels(depth))
+        return min(share, group_panels(kind, depth))
     return min(share, 64)
 
 
@@ -95,26 +103,24 @@ def _chunk(panels: int, threads: int, tiles: int, depth: int) -> int:
 def _one(
     kind: int, rows: int, x: int, w: int, depth: int, y: int, ldy: int, add: bool, ahead: int, step: int
 ) -> None:
-    if kind == HALF:
-        half_tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
-    elif kind == BYTE:
-        byte_tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
+    if kind == DOT:
+        dot.dot_tile(rows, x, w, dot.groups(depth), y, ldy, add, ahead)
     else:
-        tile(rows, x, w, WIDTH, depth, y, ldy, add, ahead, step)
+        tile(kind, rows, False, x, w, WIDTH, depth, y, ldy, add, ahead, step)
 
 
 @njit(nogil=True)
-def _widen(kind: int, panels: int, count: int, depth: int, scratch: int) -> int:
-    """The address of `count` panels in float32: where they are, or copied to `scratch`."""
-    if kind == FLOAT:
-        return panels
+def _gathered(kind: int, panels: int, count: int, depth: int, scratch: int) -> tuple[int, int]:
+    """`count` panels as many tiles meet them: (kind, address), where they are or in float32 in `scratch`."""
+    if kind in (FLOAT, DOT):
+        return kind, panels
     for number in range(count):
         source, target = panels + number * panel_bytes(kind, depth), scratch + 4 * number * depth * WIDTH
         if kind == HALF:
             widen_half(source, target, depth)
         else:
             widen_bytes(source, target, depth)
-    return scratch
+    return FLOAT, scratch
 
 
 @njit(nogil=True)
@@ -136,12 +142,12 @@ def linear(
 ) -> None:
     """One thread's part of y (+)= x W^T (+ bias).
 
-    `x`: float32[tiles][depth][rows]; `w`: panels of `kind`; `bias`: float32[panels * WIDTH] or 0, not
+    `x`: `tiles` tiles of `tile_bytes`; `w`: panels of `kind`; `bias`: float32[panels * WIDTH] or 0, not
     together with `accumulate`; `y`: float32[tiles * rows][ldy]; `scratch`: `scratch_floats(depth)` of this
     thread's own.
     """
-    size, each = SIZES[kind], panel_bytes(kind, depth)
-    chunk = _chunk(panels, threads, tiles, depth)
+    each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
+    chunk = _chunk(kind, panels, threads, tiles, depth)
     add = accumulate or bias != 0
     while True:
         first = take(counter, chunk)
@@ -157,17 +163,20 @@ def linear(
                 at = w + panel * each
                 for t in range(tiles):
                     # While this panel is used, the next is fetched: each tile fetches its share.
-                    ahead = at + each + t * (each // tiles)
+                    share = each // tiles
                     target = y + 4 * (t * rows * ldy + panel * WIDTH)
-                    source = x + 4 * t * depth * rows
-                    _one(kind, rows, source, at, depth, target, ldy, add, ahead, WIDTH * size // tiles)
+                    _one(
+                        kind, rows, x + t * of_x, at, depth, target, ldy, add,
+                        at + each + t * share, share // depth,
+                    )  # fmt: skip
         else:
-            at = _widen(kind, w + first * each, last - first, depth, scratch)
+            wide, at = _gathered(kind, w + first * each, last - first, depth, scratch)
+            stride = panel_bytes(wide, depth)
             for t in range(tiles):
                 for panel in range(first, last):
-                    b = at + (panel - first) * depth * WIDTH * 4
+                    b = at + (panel - first) * stride
                     target = y + 4 * (t * rows * ldy + panel * WIDTH)
-                    tile(rows, x + 4 * t * depth * rows, b, WIDTH, depth, target, ldy, add, b, WIDTH * 4)
+                    _one(wide, rows, x + t * of_x, b, depth, target, ldy, add, b, WIDTH * 4)
 
 
 @njit(nogil=True)
@@ -182,45 +191,55 @@ def gated(
     kind: int,
     panels: int,
     y: int,
+    ldy: int,
     scratch: int,
 ) -> None:
-    """One thread's part of y = silu(x Wg^T) * (x Wu^T), tiled again: float32[tiles][panels * WIDTH][rows].
+    """One thread's part of y = silu(x Wg^T) * (x Wu^T).
 
-    `w`: [panels][2], each panel of Wg followed by that of Wu.
+    `x`: as `linear`'s; `w`: [panels][2], each panel of Wg followed by that of Wu; `y`: tiled again,
+    float32[tiles][panels * WIDTH][rows]; for bytes, which are rounded by rows, float32[tiles * rows][ldy].
     """
-    size, each = SIZES[kind], panel_bytes(kind, depth)
+    each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
     results = scratch + 4 * (scratch_floats(depth) - 2 * MAX_ROWS * WIDTH)
     other = results + 4 * MAX_ROWS * WIDTH
-    made = floats(results, rows * WIDTH)
-    chunk = max(1, _chunk(2 * panels, threads, tiles, depth) // 2)
+    chunk = max(1, _chunk(kind, 2 * panels, threads, tiles, depth) // 2)
+    few = tiles <= FEW_TILES
+    share = each // tiles if few else 0
     while True:
         first = take(counter, chunk)
         if first >= panels:
             return
         last = min(first + chunk, panels)
-        if tiles <= FEW_TILES:
-            for panel in range(first, last):
-                at = w + 2 * panel * each
-                for t in range(tiles):
-                    source = x + 4 * t * depth * rows
-                    ahead = at + 2 * each + 2 * t * (each // tiles)
-                    step = WIDTH * size // tiles
-                    _one(kind, rows, source, at, depth, results, WIDTH, False, ahead, step)
-                    ahead += each // tiles
-                    _one(kind, rows, source, at + each, depth, other, WIDTH, False, ahead, step)
-                    silu_gate(results, other, rows * WIDTH // LANES)
-                    _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
-        else:
-            at = _widen(kind, w + 2 * first * each, 2 * (last - first), depth, scratch)
-            for t in range(tiles):
-                source = x + 4 * t * depth * rows
-                for panel in range(first, last):
-                    g = at + 2 * (panel - first) * depth * WIDTH * 4
-                    u = g + depth * WIDTH * 4
-                    tile(rows, source, g, WIDTH, depth, results, WIDTH, False, g, WIDTH * 4)
-                    tile(rows, source, u, WIDTH, depth, other, WIDTH, False, u, WIDTH * 4)
-                    silu_gate(results, other, rows * WIDTH // LANES)
-                    _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
+        wide, at = kind, w + 2 * first * each
+        if not few:
+            wide, at = _gathered(kind, at, 2 * (last - first), depth, scratch)
+        stride = panel_bytes(wide, depth)
+        # Few tiles: panel by panel, each read from memory once. Many: the panels stay, tiles come by.
+        for number in range(tiles * (last - first)):
+            t, panel = number // (last - first), first + number % (last - first)
+            if few:
+                t, panel = number % tiles, first + number // tiles
+            g = at + 2 * (panel - first) * stride
+            u = g + stride
+            ahead, step = g + 2 * stride + 2 * t * share, share // depth
+            if not few:
+                ahead, step = g, WIDTH * 4
+            _one(wide, rows, x + t * of_x, g, depth, results, WIDTH, False, ahead, step)
+            ahead = ahead + share if few else u
+            _one(wide, rows, x + t * of_x, u, depth, other, WIDTH, False, ahead, step)
+            silu_gate(results, other, rows * WIDTH // LANES)
+            made = floats(results, rows * WIDTH)
+            if kind == DOT:
+                _store_rows(made, y + 4 * (t * rows * ldy + panel * WIDTH), ldy, rows)
+            else:
+                _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
+
+
+@njit(nogil=True)
+def _store_rows(made: NDArray[np.float32], target: int, lead: int, rows: int) -> None:
+    """float32[rows][WIDTH] to rows that lie `lead` numbers apart."""
+    for row in range(rows):
+        floats(target + 4 * row * lead, WIDTH)[:] = made[row * WIDTH : (row + 1) * WIDTH]
 
 
 @njit(nogil=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine_worker.compiled import team
-from engine_worker.compiled.tile import WIDTH
+from engine_worker.compiled.vector import WIDTH
 from engine_worker.runner.model_loader import LoadedModel
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")

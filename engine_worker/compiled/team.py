@@ -125,6 +125,17 @@ def _pause(typing_context: Any) -> Any:
     return types.void(), generate
 
 
+@intrinsic
+def clock(typing_context: Any) -> Any:
+    """The processor's cycle counter."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+    return types.intp(), generate
+
+
 _PATIENCE: Final = 2000
 """Turns, about 50 us, to wait at full speed: longer, and the others have lost their cores to somebody."""
 

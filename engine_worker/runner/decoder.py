@@ -84,22 +84,34 @@ def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> D
         from engine_worker.runner.gpu_decoder import GpuDecoder
 
         return GpuDecoder(config, loaded, shape)
-    if config.kernels == "torch":
-        return TorchDecoder(config, loaded, shape)
-    reason = "numba is not installed"
-    if config.adapters:
-        reason = "LoRA adapters need torch's"
-    elif importlib.util.find_spec("numba") is not None:
-        # Here and not above: numba is optional.
-        from engine_worker.compiled.support import unsupported
+    reason = _not_compiled(config, loaded)
+    if reason is None:
+        # It compiles when it is imported, which only a machine that can run it survives.
+        from engine_worker.compiled.decoder import CompiledDecoder
 
-        reason = unsupported(loaded) or ""
-        if not reason:
-            # It compiles when it is imported, which only a machine that can run it survives.
-            from engine_worker.compiled.decoder import CompiledDecoder
-
-            return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
+        return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
     if config.kernels == "compiled":
         raise UnsupportedModel(f"the compiled kernels can't run this: {reason}")
     log.info("decoder.torch_kernels", reason=reason)
     return TorchDecoder(config, loaded, shape)
+
+
+def cache_dtype(config: EngineConfig, loaded: LoadedModel) -> torch.dtype:
+    """What the decoder for this model keeps keys and values in."""
+    if config.precision == "fp32" or _not_compiled(config, loaded) is not None:
+        return torch.float32
+    return torch.float16
+
+
+def _not_compiled(config: EngineConfig, loaded: LoadedModel) -> str | None:
+    """Why torch's kernels run this model; None if ours do."""
+    if config.kernels == "torch":
+        return "they were asked for"
+    if config.adapters:
+        return "LoRA adapters need torch's"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    # Here and not above: numba is optional.
+    from engine_worker.compiled.support import unsupported
+
+    return unsupported(loaded)

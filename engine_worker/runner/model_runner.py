@@ -13,7 +13,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.scheduler import Scheduled
 from engine_worker.engine.swap import Move
 from engine_worker.engine.types import UnsupportedModel
-from engine_worker.runner.decoder import make_decoder
+from engine_worker.runner.decoder import cache_dtype, make_decoder
 from engine_worker.runner.model_loader import LoadedModel
 
 
@@ -97,7 +97,7 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel) -> int:
         from engine_worker.runner.gpu_decoder import free_blocks
 
         return free_blocks(config, loaded, _kv_shape(config, loaded, 1))
-    per_block = _kv_shape(config, loaded, 1).block_bytes(torch.float32)
+    per_block = _kv_shape(config, loaded, 1).block_bytes(cache_dtype(config, loaded))
     return max(2, config.kv_cache_memory // per_block)
 
 
@@ -105,5 +105,5 @@ def _host_copy(cache: Tensor, num_blocks: int) -> Tensor:
     """Room on the host for so many blocks of `cache`, [layers, blocks, ...]."""
     shape = (len(cache), num_blocks, *cache.shape[2:])
     if cache.device.type == "cpu":
-        return zeroed(*shape)
+        return zeroed(*shape, dtype=cache.dtype)
     return torch.zeros(shape, dtype=cache.dtype, pin_memory=True)

@@ -7,12 +7,20 @@ import pytest
 import torch
 from numba import njit
 
-from engine_worker.compiled import product
-from engine_worker.compiled.product import FEW_TILES, gated, linear, pack, tiling
-from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LANES, MAX_ROWS, WIDTH, exponentials, largest
+from engine_worker.compiled import dot, product
+from engine_worker.compiled.pointwise import exponentials, largest
+from engine_worker.compiled.product import DOT, FEW_TILES, gated, linear, pack, tiling
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF
+from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
 pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known")
 
+KINDS = [
+    FLOAT,
+    HALF,
+    BYTE,
+    pytest.param(DOT, marks=pytest.mark.skipif(not dot.AVAILABLE, reason="no VNNI of AVX-512")),
+]
 ROWS = [*range(1, MAX_ROWS + 2), FEW_TILES * MAX_ROWS, FEW_TILES * MAX_ROWS + 1, 3 * FEW_TILES * MAX_ROWS + 5]
 
 
@@ -24,22 +32,38 @@ def tiled(x):
     return padded.view(tiles, rows, -1).transpose(1, 2).contiguous(), tiles, rows
 
 
+def operand(x, kind):
+    """(activations as weights of a kind meet them, tiles, rows of each, what is left of `x` in them)."""
+    a, tiles, rows = tiled(x)
+    if kind != DOT:
+        return a, tiles, rows, x
+    depth = x.shape[1]
+    padded = torch.zeros(len(x), dot.groups(depth) * dot.GROUP)
+    padded[:, :depth] = x
+    a = torch.full((tiles * product.tile_bytes(DOT, rows, depth),), 77, dtype=torch.uint8)
+    for index, row in enumerate(padded):
+        dot.quantise(row.data_ptr(), depth, a.data_ptr(), index, rows)
+    of_group = padded.view(len(x), -1, dot.GROUP)
+    scales = of_group.abs().amax(dim=2, keepdim=True) / 127
+    return a, tiles, rows, ((of_group / scales).round() * scales).view(len(x), -1)[:, :depth]
+
+
 def rounded(weight, kind):
     """What is left of a weight in its kind."""
-    if kind == BYTE:
+    if kind in (BYTE, DOT):
         scales = weight.abs().amax(dim=1, keepdim=True) / 127
         return (weight / scales).round() * scales
     return weight.half().float() if kind == HALF else weight
 
 
-@pytest.mark.parametrize("kind", [FLOAT, HALF, BYTE])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("what", ["plain", "bias", "accumulate"])
 def test_linear(rows, kind, what):
     torch.manual_seed(rows)
-    depth, outputs = 37, 3 * WIDTH + 5
+    depth, outputs = 101, 3 * WIDTH + 5
     x, weight, bias = torch.randn(rows, depth), torch.randn(outputs, depth), torch.randn(outputs)
-    a, tiles, height = tiled(x)
+    a, tiles, height, x = operand(x, kind)
     panels = pack(weight, kind)
     padded_bias = torch.zeros(len(panels) * WIDTH)
     padded_bias[:outputs] = bias
@@ -59,24 +83,26 @@ def test_linear(rows, kind, what):
     torch.testing.assert_close(y[:rows, :outputs], want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [FLOAT, HALF, BYTE])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated(rows, kind):
     torch.manual_seed(rows)
-    depth, inner = 37, 2 * WIDTH + 3
+    depth, inner = 101, 2 * WIDTH + 3
     x, gate, up = torch.randn(rows, depth), torch.randn(inner, depth), torch.randn(inner, depth)
-    a, tiles, height = tiled(x)
+    a, tiles, height, x = operand(x, kind)
     panels = torch.stack((pack(gate, kind), pack(up, kind)), dim=1)
-    y = torch.zeros(tiles, len(panels) * WIDTH, height)
+    lead = len(panels) * WIDTH + 3
+    y = torch.zeros(tiles * height, lead) if kind == DOT else torch.zeros(tiles, len(panels) * WIDTH, height)
     counter = np.zeros(1, np.int64)
     scratch = torch.zeros(product.scratch_floats(depth))
     gated(
         counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), kind, len(panels),
-        y.data_ptr(), scratch.data_ptr(),
+        y.data_ptr(), lead, scratch.data_ptr(),
     )  # fmt: skip
     gate, up = rounded(gate, kind), rounded(up, kind)
     want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
-    got = y.transpose(1, 2).reshape(tiles * height, -1)[:rows, :inner]
+    got = y if kind == DOT else y.transpose(1, 2).reshape(tiles * height, -1)
+    got = got[:rows, :inner]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
 
 
@@ -110,3 +136,33 @@ def test_tiles_are_even():
         tiles, height = tiling(rows)
         assert height <= MAX_ROWS
         assert rows <= tiles * height < rows + tiles
+
+
+@pytest.mark.skipif(not dot.AVAILABLE, reason="no VNNI of AVX-512")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_a_number_survives_rounding(bad):
+    """A poisoned request has to be found by its logits: bytes know no NaN, their scale does."""
+    x, weight = torch.randn(2, dot.GROUP), torch.randn(WIDTH, dot.GROUP)
+    x[1, 3] = bad
+    a, tiles, rows, _ = operand(x, DOT)
+    panels, y = pack(weight, DOT), torch.zeros(2, WIDTH)
+    counter, scratch = np.zeros(1, np.int64), torch.zeros(product.scratch_floats(dot.GROUP))
+    linear(
+        counter.ctypes.data, 1, a.data_ptr(), tiles, rows, dot.GROUP, panels.data_ptr(), DOT, 1, 0,
+        y.data_ptr(), WIDTH, False, scratch.data_ptr(),
+    )  # fmt: skip
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
+
+
+@pytest.mark.skipif(not dot.AVAILABLE, reason="no VNNI of AVX-512")
+def test_a_row_of_zeros_stays_zero():
+    x = torch.zeros(1, dot.GROUP)
+    a, _, rows, _ = operand(x, DOT)
+    panels, y = pack(torch.randn(WIDTH, dot.GROUP), DOT), torch.ones(1, WIDTH)
+    counter, scratch = np.zeros(1, np.int64), torch.zeros(product.scratch_floats(dot.GROUP))
+    linear(
+        counter.ctypes.data, 1, a.data_ptr(), 1, rows, dot.GROUP, panels.data_ptr(), DOT, 1, 0,
+        y.data_ptr(), WIDTH, False, scratch.data_ptr(),
+    )  # fmt: skip
+    assert not y.any()

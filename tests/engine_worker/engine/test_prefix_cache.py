@@ -104,7 +104,7 @@ def test_fault_33_tenants_find_only_what_is_theirs(build_tiny):
 
 def test_a_preempted_request_finds_its_own_blocks(build_tiny):
     plain = run_tokens(build_tiny(), request("low", PROMPT, 20), request("high", PROMPT[::-1], 4))
-    driver = Driver(build_tiny(max_num_seqs=1))
+    driver = Driver(build_tiny(max_num_seqs=1, swap_memory=0))
     driver.add(request("low", PROMPT, 20, priority=(2, 0.0)))
     for _ in range(5):
         driver.step()

@@ -1,0 +1,152 @@
+"""Functions of each number in a row, and of whole rows: softmax and gate, vectorised.
+
+All addresses are plain integers, in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from engine_worker.compiled.vector import (
+    F32,
+    I32,
+    LANES,
+    VECTOR,
+    call,
+    close,
+    int64,
+    load,
+    loop,
+    splat,
+    store,
+)
+
+
+@intrinsic
+def largest(typing_context: Any, row: Any, vectors: Any) -> Any:
+    """The largest of `vectors` times LANES float32 at `row`; NaN does not count."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, vectors = args
+        least = ir.Constant(VECTOR, [float("-inf")] * LANES)
+        index, value, head, _ = loop(builder, vectors, least)
+        read = load(builder, builder.add(row, builder.mul(index, int64(4 * LANES))), VECTOR)
+        best = call(builder, f"llvm.maxnum.v{LANES}f32", VECTOR, value, read)
+        close(builder, index, vectors, head, value, best)
+        return call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", F32, best)
+
+    return types.float32(types.intp, types.intp), generate
+
+
+def _exponential(builder: Any, x: Any) -> Any:
+    """e^x of a vector, to 2 units in the last place, 0 below -87; NaN stays NaN.
+
+    2^n times a polynomial of the rest, the classic reduction (Cephes' expf).
+    """
+
+    def constant(value: float) -> Any:
+        return ir.Constant(VECTOR, [value] * LANES)
+
+    def fma(a: Any, b: Any, c: Any) -> Any:
+        return call(builder, f"llvm.fma.v{LANES}f32", VECTOR, a, b, c)
+
+    tiny = builder.fcmp_ordered("<", x, constant(-87.0))
+    bounded = builder.select(tiny, constant(0.0), x)
+    large = builder.fcmp_ordered(">", bounded, constant(88.0))
+    bounded = builder.select(large, constant(88.0), bounded)
+    turns = call(
+        builder, f"llvm.rint.v{LANES}f32", VECTOR, builder.fmul(bounded, constant(1.44269504088896341))
+    )
+    rest = fma(turns, constant(-0.693359375), bounded)
+    rest = fma(turns, constant(2.12194440e-4), rest)
+    value = constant(1.9875691500e-4)
+    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        value = fma(value, rest, constant(term))
+    value = fma(value, builder.fmul(rest, rest), builder.fadd(rest, constant(1.0)))
+    integers = ir.VectorType(I32, LANES)
+    # NaN to an integer is poison: those lanes take 0 here, their NaN is in `value` already.
+    ordered = builder.fcmp_ordered("ord", turns, turns)
+    whole = builder.fptosi(builder.select(ordered, turns, constant(0.0)), integers)
+    bits = builder.shl(
+        builder.add(whole, ir.Constant(integers, [127] * LANES)), ir.Constant(integers, [23] * LANES)
+    )
+    value = builder.fmul(value, builder.bitcast(bits, VECTOR))
+    return builder.select(tiny, constant(0.0), value)
+
+
+@intrinsic
+def exponentials(typing_context: Any, row: Any, peak: Any, vectors: Any) -> Any:
+    """Turns `vectors` times LANES float32 at `row` into e^(x - peak), and returns their sum."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, peak, vectors = args
+        peaks = splat(builder, peak)
+        index, value, head, _ = loop(builder, vectors, ir.Constant(VECTOR, None))
+        address = builder.add(row, builder.mul(index, int64(4 * LANES)))
+        made = _exponential(builder, builder.fsub(load(builder, address, VECTOR), peaks))
+        store(builder, made, address)
+        total = builder.fadd(value, made)
+        close(builder, index, vectors, head, value, total)
+        none = ir.Constant(F32, -0.0)
+        # In any order: from the first lane to the last would be a chain of dependent additions.
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        return call(builder, name, F32, none, total, fastmath=("reassoc",))
+
+    return types.float32(types.intp, types.float32, types.intp), generate
+
+
+@intrinsic
+def silu_gate(typing_context: Any, gate: Any, up: Any, vectors: Any) -> Any:
+    """Turns `gate`, `vectors` times LANES float32, into gate * sigmoid(gate) * up."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        gate, up, vectors = args
+        index, _, head, _ = loop(builder, vectors)
+        offset = builder.mul(index, int64(4 * LANES))
+        g = load(builder, builder.add(gate, offset), VECTOR)
+        u = load(builder, builder.add(up, offset), VECTOR)
+        one = ir.Constant(VECTOR, [1.0] * LANES)
+        below = builder.fadd(one, _exponential(builder, builder.fneg(g)))
+        store(builder, builder.fmul(builder.fdiv(g, below), u), builder.add(gate, offset))
+        close(builder, index, vectors, head)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def sum_of_squares(typing_context: Any, row: Any, vectors: Any) -> Any:
+    """Of `vectors` times LANES float32 at `row`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, vectors = args
+        index, value, head, _ = loop(builder, vectors, ir.Constant(VECTOR, None))
+        read = load(builder, builder.add(row, builder.mul(index, int64(4 * LANES))), VECTOR)
+        total = call(builder, f"llvm.fma.v{LANES}f32", VECTOR, read, read, value)
+        close(builder, index, vectors, head, value, total)
+        none = ir.Constant(F32, -0.0)
+        return call(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", F32, none, total, fastmath=("reassoc",))
+
+    return types.float32(types.intp, types.intp), generate
+
+
+@intrinsic
+def scaled(typing_context: Any, row: Any, factor: Any, scales: Any, target: Any, vectors: Any) -> Any:
+    """target = scales * (row * factor), each `vectors` times LANES float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, factor, scales, target, vectors = args
+        factors = splat(builder, factor)
+        index, _, head, _ = loop(builder, vectors)
+        offset = builder.mul(index, int64(4 * LANES))
+        value = builder.fmul(load(builder, builder.add(row, offset), VECTOR), factors)
+        value = builder.fmul(value, load(builder, builder.add(scales, offset), VECTOR))
+        store(builder, value, builder.add(target, offset))
+        close(builder, index, vectors, head)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32, types.intp, types.intp, types.intp), generate
