@@ -62,7 +62,7 @@ def zeroed(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     torch.zeros writes them all. Zeros, and not whatever was there: a masked score is -inf whatever the
     key was, unless it was NaN.
     """
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+    return torch.from_numpy(np.zeros(shape, np.float16 if dtype == torch.float16 else np.float32))
 
 
 @dataclass(frozen=True, slots=True)
