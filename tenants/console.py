@@ -18,6 +18,8 @@ from tenants.models import Membership, Role, Tenant, User
 from tenants.principal import Principal, Scope
 from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
 from tenants.selectors import SCOPES_BY_ROLE, member_principal
+from tenants.rights import SCOPES_BY_ROLE
+from tenants.selectors import member_principal
 
 _P = ParamSpec("_P")
 
@@ -43,9 +45,13 @@ class Console:
         return [membership for membership in self.memberships if membership != self.membership]
 
     @property
+    def role(self) -> Role:
+        return Role(self.membership.role)
+
+    @property
     def scopes(self) -> frozenset[Scope]:
         """What the role allows."""
-        return SCOPES_BY_ROLE[Role(self.membership.role)]
+        return SCOPES_BY_ROLE[self.role]
 
     @property
     def may_manage_keys(self) -> bool:

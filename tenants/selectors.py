@@ -27,15 +27,9 @@ from tenants.models import (
 )
 from tenants.pricing import Price, price_at
 from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
+from tenants.rights import SCOPES_BY_ROLE
 
 _EVERYTHING: Final = frozenset(Scope)
-SCOPES_BY_ROLE: Final[dict[Role, frozenset[Scope]]] = {
-    Role.OWNER: _EVERYTHING,
-    Role.ADMIN: _EVERYTHING,
-    Role.DEVELOPER: frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
-    Role.VIEWER: frozenset({Scope.USAGE_READ}),
-    Role.BILLING: frozenset({Scope.USAGE_READ}),
-}
 
 
 class ApiKeyNotFound(Exception):

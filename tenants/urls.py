@@ -3,8 +3,24 @@
 from allauth.account.views import login, logout
 from django.urls import include, path
 
+from tenants import member_views
+
 urlpatterns = [
     path("login/", login, name="login"),
     path("logout/", logout, name="logout"),
     path("", include("allauth.urls")),
+    path("invitations/<uuid:public_id>/<str:token>/", member_views.invitation, name="invitation"),
+    path("t/<uuid:tenant_id>/members/", member_views.members, name="members"),
+    path("t/<uuid:tenant_id>/members/<uuid:member_id>/role/", member_views.member_role, name="member_role"),
+    path("t/<uuid:tenant_id>/members/<uuid:member_id>/remove/", member_views.remove, name="remove_member"),
+    path(
+        "t/<uuid:tenant_id>/invitations/<uuid:invitation_id>/again/",
+        member_views.invitation_again,
+        name="invitation_again",
+    ),
+    path(
+        "t/<uuid:tenant_id>/invitations/<uuid:invitation_id>/revoke/",
+        member_views.invitation_revoked,
+        name="invitation_revoked",
+    ),
 ]

@@ -32,11 +32,15 @@ UNSCOPED_ALLOWED = {
     "inference/models/batch.py": "declares it",
     "inference/services/batches.py": "the runner goes on with every open batch",
     "inference/services/files.py": "deletes what expired, whosever it is",
+    "inference/models/idempotency.py": "declares it",
+    "inference/services/idempotency.py": "deletes what expired, whosever it is",
     "inference/models/adjustment.py": "declares it",
     "inference/models/conversation.py": "declares it",
     "inference/models/rollup.py": "declares it",
     "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",
     "tenants/services/audit.py": "the operator's own affairs belong to no tenant",
+    "tenants/models/invitation.py": "declares it",
+    "tenants/services/invitations.py": "a link names no tenant; mails what waits, whosever it is",
     "tenants/services/limits.py": "a tier's limits belong to no tenant",
 }
 """The only files that may see the rows of all tenants, each with its reason."""

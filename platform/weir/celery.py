@@ -28,6 +28,11 @@ app.conf.beat_schedule = {
         "options": {"expires": 4.0},
     },
     "export": {"task": "inference.tasks.export", "schedule": 5.0, "options": {"expires": 4.0}},
+    "mail-invitations": {
+        "task": "tenants.tasks.mail_invitations",
+        "schedule": 10.0,
+        "options": {"expires": 9.0},
+    },
     "make-partitions": {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),

@@ -1,6 +1,7 @@
 from tenants.models.api_key import ApiKey, ApiKeyUse
 from tenants.models.audit import ActorKind, AuditEntry
 from tenants.models.auth_epoch import AuthEpoch
+from tenants.models.invitation import Invitation
 from tenants.models.member import Membership, Role
 from tenants.models.price import ModelPrice
 from tenants.models.project import Project
@@ -15,6 +16,7 @@ __all__ = [
     "ApiKeyUse",
     "AuditEntry",
     "AuthEpoch",
+    "Invitation",
     "Membership",
     "ModelPrice",
     "Project",

@@ -1,0 +1,13 @@
+"""Celery's tasks of people and tenants: each calls one service. Idempotent, with a time limit."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from tenants.services.invitations import mail_invitations
+
+
+@shared_task(name="tenants.tasks.mail_invitations", soft_time_limit=200, time_limit=240, ignore_result=True)
+def mail() -> None:
+    """Links that wait to be mailed; the rows are the queue."""
+    mail_invitations()
