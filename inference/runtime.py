@@ -15,6 +15,7 @@ from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from inference.models_served import ModelCatalogue
 from inference.services.recall import recall_from_ledger
 from inference.streams import LiveStreams
+from inference.tenant_watch import TenantWatch
 from tenants.quotas.store import QuotaStore
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,7 @@ class Runtime:
         self.streams = LiveStreams(self.broker, self.gateway_id)
         self.models = ModelCatalogue(self.broker)
         self.detached = Detached(self.broker, self.streams.channel)
+        self.tenants = TenantWatch()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
@@ -77,6 +79,7 @@ class Runtime:
             await asyncio.wait(self._tasks, timeout=grace_s)
             for task in self._tasks:
                 task.cancel()
+        await self.tenants.aclose()
         await self.detached.aclose()
         await self.streams.aclose()
         await self.models.aclose()

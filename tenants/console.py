@@ -19,6 +19,7 @@ from tenants.principal import Principal, Scope
 from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
 from tenants.selectors import SCOPES_BY_ROLE, member_principal
 from tenants.rights import SCOPES_BY_ROLE
+from tenants.rights import RIGHTS, SCOPES_BY_ROLE, Right
 from tenants.selectors import member_principal
 
 _P = ParamSpec("_P")
@@ -60,6 +61,10 @@ class Console:
     @property
     def may_chat(self) -> bool:
         return Scope.INFERENCE in self.scopes
+
+    @property
+    def may_delete_tenant(self) -> bool:
+        return Right.DELETE_TENANT in RIGHTS[self.role]
 
     def principal(self) -> Principal:
         """This member as the rest of the product knows them. Takes a query for the limits."""

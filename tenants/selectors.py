@@ -73,6 +73,13 @@ def read_auth_epoch() -> UUID | None:
     return AuthEpoch.objects.values_list("value", flat=True).first()
 
 
+def suspended_among(public_ids: Iterable[UUID]) -> set[str]:
+    """Public ids of those of these tenants that are suspended, or gone."""
+    asked = set(public_ids)
+    active = Tenant.objects.filter(public_id__in=asked, suspended_at=None).values_list("public_id", flat=True)
+    return {str(public_id) for public_id in asked - set(active)}
+
+
 def find_stored_key(lookup_id: str) -> StoredKey | None:
     """Two queries: the key with its tenant and tier; the limits of all three. One more where money is limited."""
     api_key = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from tenants.services.deletion import purge_due_tenants
 from tenants.services.invitations import mail_invitations
 
 
@@ -11,3 +12,9 @@ from tenants.services.invitations import mail_invitations
 def mail() -> None:
     """Links that wait to be mailed; the rows are the queue."""
     mail_invitations()
+
+
+@shared_task(name="tenants.tasks.purge", soft_time_limit=240, time_limit=270, ignore_result=True)
+def purge() -> None:
+    """Tenants whose days of grace are over; each is deleted whole or not at all."""
+    purge_due_tenants()

@@ -3,13 +3,14 @@
 from allauth.account.views import login, logout
 from django.urls import include, path
 
-from tenants import member_views
+from tenants import member_views, tenant_views
 
 urlpatterns = [
     path("login/", login, name="login"),
     path("logout/", logout, name="logout"),
     path("", include("allauth.urls")),
     path("invitations/<uuid:public_id>/<str:token>/", member_views.invitation, name="invitation"),
+    path("t/<uuid:tenant_id>/deletion/", tenant_views.deletion, name="deletion"),
     path("t/<uuid:tenant_id>/members/", member_views.members, name="members"),
     path("t/<uuid:tenant_id>/members/<uuid:member_id>/role/", member_views.member_role, name="member_role"),
     path("t/<uuid:tenant_id>/members/<uuid:member_id>/remove/", member_views.remove, name="remove_member"),

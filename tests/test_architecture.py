@@ -41,6 +41,7 @@ UNSCOPED_ALLOWED = {
     "tenants/services/audit.py": "the operator's own affairs belong to no tenant",
     "tenants/models/invitation.py": "declares it",
     "tenants/services/invitations.py": "a link names no tenant; mails what waits, whosever it is",
+    "tenants/services/deletion.py": "who belongs to a tenant alone belongs to no other",
     "tenants/services/limits.py": "a tier's limits belong to no tenant",
 }
 """The only files that may see the rows of all tenants, each with its reason."""

@@ -13,10 +13,18 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from engine_worker.broker import BrokerUnavailable
 from engine_worker.protocol import Chunk, Finish, FinishReason, charged_prompt_tokens
-from inference.errors import ApiError, DeadlineExceeded, GenerationFailed, InvalidRequest, Overloaded
+from inference.errors import (
+    ApiError,
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    NotAllowed,
+    Overloaded,
+)
 from inference.runtime import Runtime
 from inference.streams import StreamLost, TokenStream
 from inference.tracing import end_generation_span
+from tenants.auth import TenantSuspended
 from tenants.pricing import Price
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.types import BucketState
@@ -74,6 +82,8 @@ class Generation:
         self._span = span
         self._has_left = False
         self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
+        self._is_barred = False
+        runtime.tenants.add(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,6 +125,22 @@ class Generation:
             return msgspec.structs.replace(finish, reason=BUDGET_EXCEEDED)
         return finish
 
+    @property
+    def is_running(self) -> bool:
+        return self.finish is None and not self._has_left
+
+    def bar(self) -> None:
+        """The tenant may not go on: ends it at the engine, and its client hears why. What was made is charged."""
+        if self.is_running and not self._is_barred:
+            self._is_barred = True
+            self._runtime.spawn(self._stop_at_engine(), name="bar-generation")
+
+    async def _stop_at_engine(self) -> None:
+        try:
+            await self._runtime.broker.cancel(self.ticket.model, self.ticket.request_id)
+        except BrokerUnavailable:
+            self._is_barred = False  # asked again by the next look
+
     def failure(self) -> ApiError | None:
         """What to tell the client about an end that is neither `stop` nor `length`."""
         finish = self.finish
@@ -127,6 +153,8 @@ class Generation:
                     "The request's deadline passed while it waited. Try again later.", retry_after_ms=5000
                 )
             return DeadlineExceeded("The request's deadline passed before the answer was complete.")
+        if finish.reason == FinishReason.CANCELLED and self._is_barred:
+            return NotAllowed(TenantSuspended.message, code=TenantSuspended.code)
         if finish.reason == FinishReason.CANCELLED:
             return GenerationFailed("The generation was cancelled.", code="request_cancelled")
         if finish.error is not None and finish.error.code == "invalid_request":

@@ -33,6 +33,10 @@ app.conf.beat_schedule = {
         "schedule": 10.0,
         "options": {"expires": 9.0},
     },
+    "purge-tenants": {
+        "task": "tenants.tasks.purge",
+        "schedule": crontab(minute="47"),
+    },
     "make-partitions": {
         "task": "inference.tasks.make_partitions",
         "schedule": crontab(hour="3", minute="17"),

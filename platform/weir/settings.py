@@ -293,6 +293,10 @@ FILES_PER_TENANT_MB = env.number("WEIR_FILES_PER_TENANT_MB", 1024, least=1, most
 BATCH_TIER = env.text("WEIR_BATCH_TIER", "batch")
 """In which the lines of batches run, where the key's own tier is better."""
 
+# --- tenants that are deleted ----------------------------------------------------------------------
+DELETION_GRACE_DAYS = env.number("WEIR_DELETION_GRACE_DAYS", 30, least=0, most=3650)
+"""So long an owner can take a deletion back."""
+
 # --- the ledger ------------------------------------------------------------------------------------
 LEDGER_KEPT_MONTHS = env.number("WEIR_LEDGER_KEPT_MONTHS", 0, least=0, most=1200)
 """Single requests are forgotten when so many whole months have passed since theirs; 0 keeps them for ever."""

@@ -35,11 +35,23 @@ class Tenant(models.Model):
     )
     suspended_at = models.DateTimeField(null=True, blank=True, editable=False)
     suspended_reason = models.CharField(max_length=200, blank=True, editable=False)
+    delete_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When what it owns is deleted. Until then an owner can take that back; it is suspended meanwhile."""
+    purged_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When that was done. The row stays, nameless: the ledger refers to it."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:
         ordering = ["name", "id"]
+        indexes = [
+            # What is to be deleted.
+            models.Index(
+                fields=["delete_at"],
+                condition=models.Q(delete_at__isnull=False, purged_at=None),
+                name="tenant_to_delete",
+            ),
+        ]
         constraints = [
             models.CheckConstraint(condition=~models.Q(name=""), name="tenant_has_a_name"),
             models.CheckConstraint(
@@ -49,6 +61,14 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=models.Q(suspended_at__isnull=False) | models.Q(suspended_reason=""),
                 name="tenant_reason_only_while_suspended",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(delete_at=None) | models.Q(suspended_at__isnull=False),
+                name="tenant_is_suspended_before_it_is_deleted",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(purged_at=None) | models.Q(delete_at__isnull=False),
+                name="tenant_is_purged_only_when_due",
             ),
         ]
 

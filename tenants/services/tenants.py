@@ -75,8 +75,8 @@ def suspend_tenant(*, actor: Actor, tenant: Tenant, reason: str = "") -> bool:
 
 @transaction.atomic
 def resume_tenant(*, actor: Actor, tenant: Tenant) -> bool:
-    """Ends a suspension. False when there was none."""
-    changed = Tenant.objects.filter(pk=tenant.pk, suspended_at__isnull=False).update(
+    """Ends a suspension. False when there was none, or when the tenant is to be deleted: see `restore_tenant`."""
+    changed = Tenant.objects.filter(pk=tenant.pk, suspended_at__isnull=False, delete_at=None).update(
         suspended_at=None, suspended_reason=""
     )
     if changed:
