@@ -5,4 +5,4 @@ class TenantsConfig(AppConfig):
     name = "tenants"
 
     def ready(self) -> None:
-        from tenants import sign_in_record  # noqa: F401 - its receivers connect when it is imported
+        from tenants import sign_in_record, single_sign_on  # noqa: F401 - receivers connect by being imported

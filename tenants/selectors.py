@@ -22,6 +22,7 @@ from tenants.models import (
     QuotaLimit,
     Role,
     Tenant,
+    TenantSignOn,
     Tier,
     User,
 )
@@ -71,6 +72,17 @@ class StoredKey:
 def read_auth_epoch() -> UUID | None:
     """None until the first change after installation."""
     return AuthEpoch.objects.values_list("value", flat=True).first()
+
+
+def find_sign_on(domain: str) -> TenantSignOn | None:
+    """The provider that vouches for a domain."""
+    rows = TenantSignOn.unscoped.select_related("tenant", "app")
+    return rows.filter(domain=domain, tenant__purged_at=None).first()
+
+
+def sign_on_of_app(provider_id: str) -> TenantSignOn | None:
+    """Whose provider it is, by the id that django-allauth knows it by."""
+    return TenantSignOn.unscoped.select_related("tenant").filter(app__provider_id=provider_id).first()
 
 
 def suspended_among(public_ids: Iterable[UUID]) -> set[str]:

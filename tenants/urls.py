@@ -4,10 +4,12 @@ from allauth.account.views import login, logout
 from django.urls import include, path
 
 from tenants import member_views, tenant_views
+from tenants.single_sign_on import single_sign_on
 
 urlpatterns = [
     path("login/", login, name="login"),
     path("logout/", logout, name="logout"),
+    path("sso/", single_sign_on, name="single_sign_on"),
     path("", include("allauth.urls")),
     path("invitations/<uuid:public_id>/<str:token>/", member_views.invitation, name="invitation"),
     path("t/<uuid:tenant_id>/deletion/", tenant_views.deletion, name="deletion"),

@@ -269,6 +269,12 @@ ACCOUNT_RATE_LIMITS = {
     "login_failed": "10/m/ip,5/300s/key",
     "login": "60/m/ip",  # a whole office signs in from one address
 }
+SOCIALACCOUNT_ADAPTER = "tenants.single_sign_on.SignOnAdapter"
+SOCIALACCOUNT_LOGIN_ON_GET = True  # a form could not lead to the provider: form-action is ours alone
+SOCIALACCOUNT_STORE_TOKENS = False
+SOCIALACCOUNT_EMAIL_AUTHENTICATION = False
+SOCIALACCOUNT_EMAIL_VERIFICATION = "none"  # the provider has confirmed it, or tenants.single_sign_on refuses
+SOCIALACCOUNT_REQUESTS_TIMEOUT = 10
 MFA_ADAPTER = "tenants.account.MfaAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_TOTP_ISSUER = "Weir"

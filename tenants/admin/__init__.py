@@ -10,6 +10,7 @@ from tenants.admin.api_keys import ApiKeyAdmin
 from tenants.admin.audit import AuditEntryAdmin
 from tenants.admin.limits import QuotaLimitAdmin
 from tenants.admin.prices import ModelPriceAdmin
+from tenants.admin.sign_on import TenantSignOnAdmin
 from tenants.admin.tenants import MembershipAdmin, ProjectAdmin, TenantAdmin, TierAdmin
 from tenants.admin.users import GroupAdmin, UserAdmin
 
@@ -22,6 +23,7 @@ __all__ = [
     "ProjectAdmin",
     "QuotaLimitAdmin",
     "TenantAdmin",
+    "TenantSignOnAdmin",
     "TierAdmin",
     "UserAdmin",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import structlog
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
-from allauth.socialaccount.models import SocialAccount
+from allauth.socialaccount.models import SocialAccount, SocialApp
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.db import connection, transaction
@@ -100,6 +100,7 @@ def _purge(tenant: Tenant) -> bool:
         if current.purged_at is not None or current.delete_at is None or current.delete_at > timezone.now():
             return False
         people = _people_of_it_alone(current)
+        SocialApp.objects.filter(sign_on__tenant=current).delete()
         for model in _owned_models():
             cast(TenantScopedManager[Any], model.objects).for_tenant(current).delete()
         _erase_audit(current, people)
