@@ -47,7 +47,9 @@ class SignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allau
         email = fitting[0].lower()
         if request.user.is_authenticated:
             if request.user.email != email:
-                raise _refused(request, f"You are signed in as {request.user.email}, but the provider says {email}.")
+                raise _refused(
+                    request, f"You are signed in as {request.user.email}, but the provider says {email}."
+                )
         elif User.objects.filter(email=email).exists():
             raise _refused(
                 request,
@@ -106,4 +108,6 @@ def onward(sign_on: TenantSignOn, *, connect: bool) -> str:
 
 
 def _refused(request: HttpRequest, words: str) -> ImmediateHttpResponse:
-    return ImmediateHttpResponse(render(request, "tenants/sign_on_refused.html", {"words": words}, status=403))
+    return ImmediateHttpResponse(
+        render(request, "tenants/sign_on_refused.html", {"words": words}, status=403)
+    )

@@ -32,8 +32,6 @@ UNSCOPED_ALLOWED = {
     "inference/models/batch.py": "declares it",
     "inference/services/batches.py": "the runner goes on with every open batch",
     "inference/services/files.py": "deletes what expired, whosever it is",
-    "inference/models/idempotency.py": "declares it",
-    "inference/services/idempotency.py": "deletes what expired, whosever it is",
     "inference/models/adjustment.py": "declares it",
     "inference/models/conversation.py": "declares it",
     "inference/models/rollup.py": "declares it",

@@ -55,7 +55,12 @@ def set_sign_on(
         action="sign_on.set",
         tenant=tenant,
         target=sign_on,
-        after={"domain": domain, "issuer": issuer, "client_id": client_id, "default_role": default_role.value},
+        after={
+            "domain": domain,
+            "issuer": issuer,
+            "client_id": client_id,
+            "default_role": default_role.value,
+        },
     )
     return sign_on
 
