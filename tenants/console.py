@@ -16,10 +16,8 @@ from django.utils.functional import SimpleLazyObject
 
 from tenants.models import Membership, Role, Tenant, User
 from tenants.principal import Principal, Scope
-from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
-from tenants.selectors import SCOPES_BY_ROLE, member_principal
-from tenants.rights import SCOPES_BY_ROLE
 from tenants.rights import RIGHTS, SCOPES_BY_ROLE, Right
+from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
 from tenants.selectors import member_principal
 
 _P = ParamSpec("_P")
