@@ -38,6 +38,7 @@ UNSCOPED_ALLOWED = {
     "tenants/selectors.py": "finds the tenant that a key or a person belongs to; limits include the tier's",
     "tenants/services/audit.py": "the operator's own affairs belong to no tenant",
     "tenants/models/sign_on.py": "declares it",
+    "tenants/models/service_account.py": "declares it",
     "tenants/models/invitation.py": "declares it",
     "tenants/services/invitations.py": "a link names no tenant; mails what waits, whosever it is",
     "tenants/services/deletion.py": "who belongs to a tenant alone belongs to no other",

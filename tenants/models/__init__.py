@@ -6,6 +6,7 @@ from tenants.models.member import Membership, Role
 from tenants.models.price import ModelPrice
 from tenants.models.project import Project
 from tenants.models.quota import QuotaLimit
+from tenants.models.service_account import ServiceAccount
 from tenants.models.sign_on import TenantSignOn
 from tenants.models.tenant import Tenant
 from tenants.models.tier import Tier
@@ -23,6 +24,7 @@ __all__ = [
     "Project",
     "QuotaLimit",
     "Role",
+    "ServiceAccount",
     "Tenant",
     "TenantSignOn",
     "Tier",

@@ -16,6 +16,7 @@ from django.db.models.lookups import Exact
 
 from tenants.key_format import DIGEST_BYTES, PREFIX
 from tenants.models.project import Project
+from tenants.models.service_account import ServiceAccount
 from tenants.models.tenant import Tenant
 from tenants.models.tier import Tier
 from tenants.principal import Scope
@@ -33,6 +34,15 @@ class ApiKey(models.Model):
     project = models.ForeignKey(
         Project, null=True, blank=True, on_delete=models.SET_NULL, related_name="api_keys"
     )
+    service_account = models.ForeignKey(
+        ServiceAccount,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="api_keys",
+        editable=False,
+    )
+    """Whose it is, where it is no person's."""
     allowed_models = ArrayField(models.CharField(max_length=200), default=list, blank=True)
     """By the names that clients use; empty allows all."""
     allowed_networks = ArrayField(models.CharField(max_length=43), default=list, blank=True)

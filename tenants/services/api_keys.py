@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from tenants.key_format import digest_key, digest_rotation_id, new_key_secret, rotated_key_secret
-from tenants.models import ApiKey, Project, Tenant, Tier
+from tenants.models import ApiKey, Project, ServiceAccount, Tenant, Tier
 from tenants.principal import Scope
 from tenants.services.audit import Actor, record_audit
 
@@ -52,6 +52,7 @@ def issue_api_key(
     allowed_models: Iterable[str] = (),
     allowed_networks: Iterable[str] = (),
     max_tier: Tier | None = None,
+    service_account: ServiceAccount | None = None,
 ) -> IssuedKey:
     """Raises django.core.exceptions.ValidationError when a value won't do."""
     if project is not None and project.tenant_id != tenant.pk:
@@ -71,6 +72,7 @@ def issue_api_key(
         allowed_models=sorted(set(allowed_models)),
         allowed_networks=_networks(allowed_networks),
         max_tier=max_tier,
+        service_account=service_account,
     )
     api_key.full_clean(validate_constraints=False)  # expires_at is checked against created_at, not yet known
     api_key.save()
@@ -83,6 +85,7 @@ def issue_api_key(
             "prefix": api_key.prefix,
             "scopes": api_key.scopes,
             "expires_at": expires_at,
+            "service_account": None if service_account is None else service_account.name,
             **_bounds(api_key),
         },
     )
