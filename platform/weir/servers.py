@@ -15,7 +15,7 @@ _APPLICATION: Final = "weir.asgi:application"
 def server_arguments(server: str, *, host: str, port: int) -> tuple[str, ...]:
     """What follows `python` to serve the gateway there."""
     if server == DAPHNE:
-        return ("-m", "daphne", "-v", "0", "-b", host, "-p", str(port), _APPLICATION)
+        return ("-m", "weir.daphne_server", "-v", "0", "-b", host, "-p", str(port), _APPLICATION)
     if server == UVICORN:
         return (
             *(

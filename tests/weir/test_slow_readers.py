@@ -1,0 +1,101 @@
+"""FAULTS 77: who does not read is cut off, at a bounded cost in memory, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from tests.e2e.site import ROOT
+from tests.weir.talkative_app import PIECE, PIECES
+
+WHOLE = len(PIECE) * PIECES
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}"}
+    command = [sys.executable, "-m", "tests.weir.talkative_server", str(number)]
+    server = subprocess.Popen(command, cwd=ROOT, env=env)
+    try:
+        until(lambda: answers(number))
+        yield number
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def until(condition: Any, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/state", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def state(port: int) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/state", timeout=60).json()
+    return told
+
+
+def silent(port: int, path: str, *, is_websocket: bool) -> socket.socket:
+    """A client that asks, and then never reads."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.settimeout(60)
+    reader.connect(("127.0.0.1", port))
+    upgrade = (
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{upgrade if is_websocket else ''}\r\n".encode())
+    return reader
+
+
+def is_cut_off(reader: socket.socket) -> bool:
+    try:
+        while reader.recv(1 << 20):
+            pass
+    except ConnectionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_fault_77_a_reader_that_never_reads(port, kind):
+    before = state(port)
+    slow = [silent(port, f"/slow-{kind}-{number}", is_websocket=kind == "websocket") for number in range(4)]
+    names = {f"/slow-{kind}-{number}" for number in range(4)}
+    until(lambda: names <= set(state(port)["sent"]))
+    # Another one, meanwhile, hears everything.
+    if kind == "http":
+        assert len(httpx.get(f"http://127.0.0.1:{port}/quick-http", timeout=120).content) == WHOLE
+    else:
+        with connect(f"ws://127.0.0.1:{port}/quick-websocket", compression=None, max_size=None) as quick:
+            assert sum(len(quick.recv(timeout=60)) for _ in range(PIECES)) == WHOLE
+    until(lambda: names <= set(state(port)["left"]))
+    after = state(port)
+    for name in names:
+        # A few MiB are the kernel's; the rest was never made.
+        assert after["sent"][name] < PIECES // 2
+    assert after["peak_kib"] - before["peak_kib"] < 32 * 1024
+    for reader in slow:
+        assert is_cut_off(reader)
+        reader.close()
