@@ -303,6 +303,23 @@ def get_project(principal: Principal, public_id: str) -> Project:
         raise ProjectNotFound(public_id) from None
 
 
+def list_projects(principal: Principal) -> list[Project]:
+    return list(Project.objects.for_tenant(principal.tenant_id))
+
+
+def list_members(principal: Principal) -> list[Membership]:
+    return list(Membership.objects.for_tenant(principal.tenant_id).select_related("user").order_by("id"))
+
+
+def list_limits(principal: Principal) -> list[QuotaLimit]:
+    """Every limit that binds the tenant or one of its keys, widest first."""
+    tenant = Tenant.objects.get(pk=principal.tenant_id)
+    applies = Q(scope=LimitScope.TIER.value, tier=tenant.tier_id) | Q(tenant=tenant)
+    rows = QuotaLimit.unscoped.filter(applies).select_related("api_key")
+    order = list(LimitScope)
+    return sorted(rows, key=lambda row: (order.index(LimitScope(row.scope)), row.pk))
+
+
 def get_api_key(principal: Principal, public_id: str) -> ApiKey:
     """Raises ApiKeyNotFound for an absent key as for another tenant's: one query, one answer."""
     try:

@@ -54,6 +54,8 @@ class RequestState:
     """Output tokens in the log."""
     tenant_id: str
     finish: Finish | None
+    queued_ms: int
+    """In the queue: so far, or until it was first claimed."""
 
 
 class GatewayBroker:
@@ -175,7 +177,7 @@ class GatewayBroker:
         reply = await self._call("state", model, (request_id,))
         if not reply:
             raise UnknownRequest(request_id)
-        state, ahead, attempts, tokens, tenant, last = reply
+        state, ahead, attempts, tokens, tenant, last, queued_ms = reply
         return RequestState(
             state=cast(State, state.decode()),
             position=int(ahead) if state == b"queued" else None,
@@ -183,6 +185,7 @@ class GatewayBroker:
             tokens=int(tokens),
             tenant_id=tenant.decode(),
             finish=decode(last, Chunk).finish if last else None,
+            queued_ms=int(queued_ms),
         )
 
     async def model_of(self, request_id: str) -> str:

@@ -13,7 +13,7 @@ from inference.api.sse import events_of
 from inference.schemas import answers
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.logprobs import TextLogprobs, text_logprobs
-from inference.services.choices import Choice, end_of, told_logprobs
+from inference.services.choices import Choice, best_of, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.completions import Prompted, start_completions
 from inference.services.refusal import bucket_headers
@@ -78,7 +78,7 @@ class TextShape:
         self._created = made_at(completion_id)
         self._generations = generations
         self._has_usage_chunk = body.wants_usage_chunk
-        self._n = body.num_choices()
+        self._n = body.num_told()
         self._has_logprobs = body.logprobs is not None
         self._first_tokens = [prompt[0] for prompt in prompts]
         self._echoes = [
@@ -89,9 +89,15 @@ class TextShape:
         """Characters of each choice that are out, by its index."""
 
     def whole(self, choices: list[Choice]) -> answers.Completion:
+        made = len(choices) // len(self._generations)
         for index, choice in enumerate(choices):
             if choice.prompt_logprobs is not None:
-                self._prompt_logprobs[index // self._n] = choice.prompt_logprobs
+                self._prompt_logprobs[index // made] = choice.prompt_logprobs
+        choices = [
+            choice
+            for start in range(0, len(choices), made)
+            for choice in best_of(choices[start : start + made], self._n)
+        ]
         shown = [
             answers.TextChoice(
                 index,

@@ -39,6 +39,8 @@ class RequestStatus(msgspec.Struct, kw_only=True):
     attempts: int
     completion_tokens: int
     finish_reason: str | None
+    queue_ms: int
+    """How long it has waited in the queue, or had waited when a worker took it."""
     object: str = "request"
 
 
@@ -55,6 +57,7 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
             attempts=state.attempts,
             completion_tokens=state.tokens,
             finish_reason=state.finish.reason if state.finish else None,
+            queue_ms=state.queued_ms,
         )
     )
 

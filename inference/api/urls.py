@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import audit, batches, exports, files, keys, usage, webhooks
+from inference.api import audit, batches, exports, files, keys, organization, usage, webhooks
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -71,6 +71,12 @@ _routes = [
     path("webhooks/<str:webhook_id>/deliveries", webhooks.deliveries, name="webhook-deliveries"),
     path("keys", keys.keys, name="api-keys"),
     path("keys/<str:key_id>/rotate", keys.rotate, name="rotate-api-key"),
+    path("keys/<str:key_id>/limits", organization.limits_of_key, name="limits-of-api-key"),
+    path("organization", organization.organization, name="organization"),
+    path("organization/projects", organization.projects, name="organization-projects"),
+    path("organization/projects/<str:project_id>", organization.project, name="organization-project"),
+    path("organization/members", organization.members, name="organization-members"),
+    path("organization/limits", organization.limits, name="organization-limits"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),
 ]
 api_document = ApiDocument(_routes)

@@ -28,7 +28,8 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     # Accepted; it changes nothing in the answer.
     user: str | None = None
     n: Choices | None = None
-    best_of: int | None = None
+    best_of: Choices | None = None
+    """So many are made, and charged; the `n` with the highest log probability per token are told."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=_LOGPROBS_MAX)] | None = None
     # Known to clients, not honoured yet: see _NEUTRAL.
@@ -39,22 +40,30 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
         refuse_unsupported(self, _NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
-        if self.best_of not in (None, self.num_choices()):
+        if self.best_of is not None and self.best_of < self.num_told():
+            raise InvalidRequest(f"'best_of' must be at least 'n', {self.num_told()}.", param="best_of")
+        if self.is_ranked and self.stream:
             raise InvalidRequest(
-                f"'best_of' other than 'n' ({self.num_choices()}) is not supported yet: leave it out.",
-                param="best_of",
-                code="unsupported_parameter",
+                "'best_of' above 'n' can't be streamed: which is best is known at the end.", param="best_of"
             )
         self.prompts()
 
     def logprobs_wanted(self) -> int | None:
-        return self.logprobs
+        return 0 if self.logprobs is None and self.is_ranked else self.logprobs
 
     def prompt_logprobs_wanted(self) -> int | None:
         return self.logprobs if self.echo else None
 
     def num_choices(self) -> int:
+        """Those that are made, and charged."""
+        return self.best_of or self.num_told()
+
+    def num_told(self) -> int:
         return self.n or 1
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.num_choices() > self.num_told()
 
     @property
     def requested_tokens(self) -> int:

@@ -41,3 +41,15 @@ def told_logprobs(chunk: Chunk) -> Sequence[PositionLogprobs]:
         end is not None and end.reason == FinishReason.STOP and not isinstance(end.stop_reason, str)
     )
     return logprobs[:-1] if is_end_token else logprobs
+
+
+def best_of(choices: Sequence[Choice], n: int) -> Sequence[Choice]:
+    """The `n` with the highest log probability per token, best first; where there are no more, all as they are."""
+    if len(choices) <= n:
+        return choices
+
+    def per_token(choice: Choice) -> float:
+        values = [position.chosen.logprob for position in choice.logprobs]
+        return sum(values) / len(values) if values else 0.0  # the end came at once, and is not told
+
+    return sorted(choices, key=per_token, reverse=True)[:n]

@@ -191,8 +191,24 @@ def test_what_cannot_be_is_refused(chat, given, param):
     assert refused.value.param == param
 
 
-def test_best_of_other_than_n_is_refused(complete):
-    assert len(complete(n=2, best_of=2).choices) == 2
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(n=1, best_of=3)
-    assert (refused.value.param, refused.value.code) == ("best_of", "unsupported_parameter")
+def test_best_of_tells_the_likeliest_and_charges_all(complete):
+    asked = {"prompt": ["ab", "cd"], "temperature": 2, "seed": 4, "max_tokens": 6}
+    every = complete(n=4, logprobs=0, **asked)
+    best = complete(n=2, best_of=4, **asked)
+
+    def per_token(choice) -> float:
+        values = choice.logprobs.token_logprobs
+        return sum(values) / len(values)
+
+    expected = []
+    for start in (0, 4):
+        ranked = sorted(every.choices[start : start + 4], key=per_token, reverse=True)
+        expected += [choice.text for choice in ranked[:2]]
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+    for given in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(**given)
+        assert refused.value.param == "best_of"

@@ -1,0 +1,57 @@
+"""`/v1/organization` and a key's limits, for keys with the scope `admin`; never another tenant's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenants.models import AuditEntry
+from tenants.principal import LimitMetric, Scope
+from tests.factories import make_key, make_tenant, set_limit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_what_an_administrator_sees_and_changes(http, model):
+    tenant, other = make_tenant(), make_tenant()
+    set_limit(tenant, LimitMetric.TOKENS, 1000)
+    admin = bearer(make_key(tenant, scopes=(Scope.ADMIN,)).secret)
+    stranger = bearer(make_key(other, scopes=(Scope.ADMIN,)).secret)
+    assert http.get("organization", headers=admin).json()["name"] == tenant.name
+    assert http.get("organization/members", headers=admin).json()["data"] == []
+
+    made = http.post("organization/projects", headers=admin, json={"name": "Search"})
+    assert made.status_code == 201, made.text
+    path = f"organization/projects/{made.json()['id']}"
+    taken = http.post("organization/projects", headers=admin, json={"name": "Search"})
+    assert taken.status_code == 400
+    assert http.post(path, headers=admin, json={"name": "Find"}).json()["name"] == "Find"
+    for method in ("GET", "DELETE"):
+        assert http.request(method, path, headers=stranger).status_code == 404
+    assert [each["name"] for each in http.get("organization/projects", headers=admin).json()["data"]] == [
+        "Find"
+    ]
+    assert http.delete(path, headers=admin).json()["deleted"] is True
+    assert http.get(path, headers=admin).status_code == 404
+
+    worker = make_key(tenant)
+    limits = f"keys/{worker.api_key.public_id}/limits"
+    wanted = {"requests_per_minute": 1, "cost_per_month": 5_000_000}
+    assert http.post(limits, headers=admin, json=wanted).json() == wanted
+    assert http.post(limits, headers=stranger, json=wanted).status_code == 404
+    assert http.post(limits, headers=admin, json={"cost_per_month": None}).json() == {
+        "requests_per_minute": 1
+    }
+    told = http.get("organization/limits", headers=admin).json()["data"]
+    assert [(each["scope"], each["amount"]) for each in told] == [("tenant", 1000), ("key", 1)]
+    assert told[1]["key"] == str(worker.api_key.public_id)
+    asked = {"model": model, "prompt": "x", "max_tokens": 1}
+    statuses = [
+        http.post("completions", headers=bearer(worker.secret), json=asked).status_code for _ in range(2)
+    ]
+    assert statuses == [200, 429]
+    actions = set(AuditEntry.objects.filter(tenant=tenant).values_list("action", flat=True))
+    assert {"project.created", "project.renamed", "project.deleted"} <= actions
