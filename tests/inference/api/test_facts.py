@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
 import openai
 import pytest
+import redis
+from django.conf import settings
 
 from tests.factories import make_key, make_tenant, make_tier
-from tests.inference.api.test_life import rows_of
+from tests.inference.api.test_life import rows_of, worker_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -102,3 +106,18 @@ def test_lists_are_paged(sdk, model):
         with pytest.raises(openai.BadRequestError) as refused:
             client.files.list(**bad)
         assert refused.value.param == next(iter(bad))
+
+
+def test_a_stream_that_waits_is_kept_alive_by_comments(http, model):
+    with redis.Redis.from_url(settings.REDIS_URL) as server:
+        worker = worker_of(server, model).pid
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        asked = {"model": model, "messages": HELLO, "max_tokens": 2, "stream": True}
+        with http.stream("POST", CHAT, json=asked) as stream:
+            lines = stream.iter_lines()
+            assert [next(lines) for _ in range(3)] == [": queued", "", ": keep-alive"]
+            os.kill(worker, signal.SIGCONT)
+            assert [line for line in lines if line.startswith("data: ")][-1] == "data: [DONE]"
+    finally:
+        os.kill(worker, signal.SIGCONT)

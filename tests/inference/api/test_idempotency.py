@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +15,7 @@ from django.utils import timezone
 
 from inference.models import IdempotentRequest
 from inference.services.idempotency import delete_expired_requests
+from tests.e2e.site import Site
 from tests.factories import make_key, make_tenant
 from tests.inference.api.test_life import rows_of
 
@@ -117,3 +119,36 @@ def test_what_was_refused_may_try_again_and_a_day_later_all_is_forgotten(ask):
     IdempotentRequest.unscoped.update(expires_at=timezone.now() - timedelta(seconds=1))
     delete_expired_requests()
     assert not IdempotentRequest.unscoped.exists()
+
+
+def test_at_another_gateway_while_it_runs_and_after_the_first_has_died(site, model, tenant):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    other = Site(port=port, env=site.env, log=site.log)
+    other.start_gateway()
+    given: dict[str, Any] = {"model": model, "messages": HELLO, "max_tokens": 200, "stream": True}
+    headers = {"Authorization": f"Bearer {make_key(tenant).secret}", "Idempotency-Key": "two"}
+    try:
+        with httpx.stream("POST", f"{site.url}/v1/{CHAT}", json=given, headers=headers, timeout=120) as first:
+            began = [
+                line for line, _ in zip(first.iter_lines(), range(9), strict=False) if line.startswith("data")
+            ]
+            with httpx.stream(
+                "POST", f"{other.url}/v1/{CHAT}", json=given, headers=headers, timeout=120
+            ) as second:
+                lines = second.iter_lines()
+                told = [next(lines) for _ in range(9)]
+                site.kill_gateway()
+                told += list(lines)
+        data = [line for line in told if line.startswith("data")]
+        assert data[: len(began)] == began
+        assert data[-1] == "data: [DONE]"
+        again = httpx.post(f"{other.url}/v1/{CHAT}", json=given, headers=headers, timeout=120)
+        assert again.headers["x-weir-replayed"] == "true"
+        assert [line for line in again.text.splitlines() if line.startswith("data")] == data
+    finally:
+        other.kill_gateway()
+        site.start_gateway()
+    (row,) = rows_of(tenant, 1)
+    assert (row.finish_reason, row.completion_tokens) == ("length", 200)
