@@ -33,6 +33,15 @@ class TextBlock(msgspec.Struct, tag="text", kw_only=True, forbid_unknown_fields=
     citations: list[Any] | None = None
 
 
+class TextAlone(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The same where nothing else may stand: msgspec asks for a tag only where it tells kinds apart."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] | None = None
+    citations: list[Any] | None = None
+
+
 class ToolUseBlock(msgspec.Struct, tag="tool_use", kw_only=True, forbid_unknown_fields=True):
     id: str
     name: str
@@ -43,7 +52,7 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use", kw_only=True, forbid_unknown_
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result", kw_only=True, forbid_unknown_fields=True):
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[TextAlone] = ""
     is_error: bool | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -73,13 +82,12 @@ class MessageToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingDisabled(msgspec.Struct, tag="disabled", forbid_unknown_fields=True):
-    pass
+class ThinkingDisabled(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["disabled"]
 
 
-class JsonOutput(
-    msgspec.Struct, tag="json_schema", rename={"definition": "schema"}, forbid_unknown_fields=True
-):
+class JsonOutput(msgspec.Struct, kw_only=True, rename={"definition": "schema"}, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
     definition: dict[str, Any]
 
 
@@ -92,7 +100,7 @@ class Prompt(msgspec.Struct, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=4096)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[TextAlone] | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=128)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingDisabled | None = None
@@ -224,7 +232,7 @@ def _turn(message: InputMessage, where: str) -> Iterator[ChatMessage]:
         yield ChatMessage(role=message.role, content="".join(texts), tool_calls=calls or None)
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | list[TextAlone]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 

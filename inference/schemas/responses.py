@@ -31,6 +31,13 @@ class InputText(msgspec.Struct, tag="input_text", forbid_unknown_fields=True):
     text: str
 
 
+class TextAlone(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An input text where nothing else may stand: msgspec asks for a tag only where it tells kinds apart."""
+
+    type: Literal["input_text"]
+    text: str
+
+
 class OutputText(msgspec.Struct, tag="output_text", kw_only=True, forbid_unknown_fields=True):
     text: str
     annotations: list[Any] | None = None
@@ -58,7 +65,7 @@ class CallItem(msgspec.Struct, tag="function_call", kw_only=True, forbid_unknown
 
 class CallOutputItem(msgspec.Struct, tag="function_call_output", kw_only=True, forbid_unknown_fields=True):
     call_id: str
-    output: str | list[InputText]
+    output: str | list[TextAlone]
     id: str | None = None
     status: str | None = None
 
@@ -69,14 +76,16 @@ class CallOutputItem(msgspec.Struct, tag="function_call_output", kw_only=True, f
 Item: TypeAlias = MessageItem | CallItem | CallOutputItem
 
 
-class ResponseTool(msgspec.Struct, tag="function", kw_only=True, forbid_unknown_fields=True):
+class ResponseTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
     name: FunctionName
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class ResponseToolNamed(msgspec.Struct, tag="function", forbid_unknown_fields=True):
+class ResponseToolNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
     name: str
 
 
