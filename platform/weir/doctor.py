@@ -42,6 +42,7 @@ def examine() -> Iterator[Finding]:
     redis_answers = yield from _reporting(_redis)
     if database_answers:
         yield from _migrations()
+        yield from _row_security()
     if redis_answers:
         yield from _engine()
         yield from _background()
@@ -84,6 +85,26 @@ def _migrations() -> Iterator[Finding]:
         yield Finding("error", "database", f"not migrated: {names}{more}", "python manage.py migrate")
     else:
         yield Finding("ok", "database", "migrated")
+
+
+def _row_security() -> Iterator[Finding]:
+    if not settings.ROW_SECURITY:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT rolname, rolsuper OR rolbypassrls OR pg_has_role(rolname, relowner, 'USAGE') "
+            "FROM pg_roles, pg_class WHERE rolname = current_user AND pg_class.oid = to_regclass('tenants_tenant')"
+        )
+        found = cursor.fetchone()
+    if found is None or not found[1]:
+        yield Finding("ok", "database", "row-level security binds this role")
+        return
+    yield Finding(
+        "warning",
+        "database",
+        f"WEIR_ROW_SECURITY is on, but the role {found[0]} is not bound by it: it sees every tenant's rows",
+        "For gateways, set DATABASE_URL to the role weir_gateway of deploy/postgres/roles.sql.",
+    )
 
 
 def _redis() -> Iterator[Finding]:

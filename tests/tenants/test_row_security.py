@@ -28,6 +28,7 @@ from tests.e2e.site import MODEL, ROOT, Site, running_site
 from tests.factories import make_key, make_operator, make_tenant, make_user
 from tests.inference.ledger_driving import an_event
 from weir import embedded
+from weir.doctor import _row_security
 
 ROLES = ("weir_gateway", "weir_background", "weir_owner")
 
@@ -129,7 +130,7 @@ def test_the_role_sees_the_rows_of_the_tenant_that_it_is_told(roles: None):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_query_that_forgot_its_tenant_finds_nothing_of_others(roles: None):
+def test_a_query_that_forgot_its_tenant_finds_nothing_of_others(roles: None, settings: Any):
     """Django's own connection, as that role: also after a rollback, and for what a thread began with."""
     mine, other = make_tenant(), make_tenant()
     record_usage([an_event(str(tenant.public_id)) for tenant in (mine, other)])
@@ -138,12 +139,15 @@ def test_a_query_that_forgot_its_tenant_finds_nothing_of_others(roles: None):
         return set(UsageRecord.unscoped.values_list("tenant_id", flat=True))
 
     assert seen() >= {mine.pk, other.pk}, "the control: this is what the first lock alone is for"
+    settings.ROW_SECURITY = True
+    assert [finding.level for finding in _row_security()] == ["warning"], "the doctor: the owner is not bound"
     connection.close()
     install()
     try:
         with connection.cursor() as cursor:
             cursor.execute("SET ROLE weir_gateway")
         assert seen() == set()
+        assert [finding.level for finding in _row_security()] == ["ok"]
         with bound_to(str(mine.pk)):
             assert seen() == {mine.pk}
             with transaction.atomic():
