@@ -19,6 +19,7 @@ local worker, count, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local extra, put_aside = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 local PASS_EVERY = 4
 local PACE_KEPT = 30000
+local NEWEST = 0.3 -- share of the latest interval in the mean
 local reply = { now }
 local ended = 0
 
@@ -76,6 +77,22 @@ while ended < 64 do
     reply[#reply + 1] = { redis.call('HGET', key, 'body'), request.epoch + 1, request.attempts + 1, request.deadline,
       log, tonumber(class), counter }
   end
+end
+
+-- How fast the whole queue moves: the time between two that leave it, while others wait all the time.
+local left = #reply - 1
+if left > 0 then
+  local since = tonumber(redis.call('GET', prefix .. 'moved') or nil)
+  if since then
+    local interval, known = (now - since) / left, tonumber(redis.call('GET', prefix .. 'interval') or nil)
+    if known then interval = known + NEWEST * (interval - known) end
+    redis.call('SET', prefix .. 'interval', interval, 'PX', PACE_KEPT)
+  end
+end
+if redis.call('EXISTS', prefix .. 'tiers') == 0 then
+  redis.call('DEL', prefix .. 'moved')
+elseif left > 0 then
+  redis.call('SET', prefix .. 'moved', now, 'PX', PACE_KEPT)
 end
 
 publish_told()

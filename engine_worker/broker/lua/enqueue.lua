@@ -48,6 +48,14 @@ local refusal = full('tier', tier, redis.call('ZCARD', tier), tonumber(ARGV[9]))
 if not refusal and standing > 0 and pace and pace * (standing + 1) > max_wait then
   refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(pace * (standing + 1) - max_wait), 30000)) }
 end
+if not refusal then
+  -- A line's own pace is known only once something has left it; the whole queue's sooner, at the onset of a flood.
+  local interval = tonumber(redis.call('GET', prefix .. 'interval') or nil)
+  local ahead = interval and ahead_of_newcomer(rank, tenant) or 0
+  if ahead > 0 and interval * (ahead + 1) > max_wait then
+    refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(interval * (ahead + 1) - max_wait), 30000)) }
+  end
+end
 if refusal then return refusal end
 
 local request = {

@@ -53,14 +53,23 @@ end
 
 -- About how many requests go before this queued one: all of better tiers, those before it in its own
 -- line, and of the other lines of its tier as many turns as it needs itself.
-local function position(request)
-  local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
-  local before = redis.call('ZRANK', line, request.id) or 0
-  local others = redis.call('ZCARD', prefix .. 'tier:' .. request.rank) - redis.call('ZCARD', line)
-  local tenants = redis.call('ZCARD', prefix .. 'turns:' .. request.rank)
-  local ahead = before + math.min(others, math.max(0, tenants - 1) * (before + 1))
-  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'tiers', '-inf', '(' .. request.rank)) do
-    ahead = ahead + redis.call('ZCARD', prefix .. 'tier:' .. rank)
+local function ahead_of(rank, tenant, before)
+  local line = prefix .. 'line:' .. rank .. ':' .. tenant
+  local others = redis.call('ZCARD', prefix .. 'tier:' .. rank) - redis.call('ZCARD', line)
+  local turns = prefix .. 'turns:' .. rank
+  local other_tenants = redis.call('ZCARD', turns) - (redis.call('ZSCORE', turns, tenant) and 1 or 0)
+  local ahead = before + math.min(others, other_tenants * (before + 1))
+  for _, better in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'tiers', '-inf', '(' .. rank)) do
+    ahead = ahead + redis.call('ZCARD', prefix .. 'tier:' .. better)
   end
   return ahead
+end
+
+local function position(request)
+  local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
+  return ahead_of(request.rank, request.tenant, redis.call('ZRANK', line, request.id) or 0)
+end
+
+local function ahead_of_newcomer(rank, tenant)
+  return ahead_of(rank, tenant, redis.call('ZCARD', prefix .. 'line:' .. rank .. ':' .. tenant))
 end

@@ -208,6 +208,31 @@ async def test_a_wait_that_can_not_be_promised_is_refused_at_once(gateway, worke
     await put(gateway, make("other", tenant_id="t2"), max_wait_ms=60_000)  # its own line is empty
 
 
+async def test_at_the_onset_of_a_flood_the_whole_queue_s_pace_tells_the_wait(
+    gateway, worker, make, model, redis_url
+):
+    """Each of many tenants has a short line that has never moved: what they wait for is all of them together."""
+    for n in range(10):
+        await put(gateway, make(f"t{n}-0", tenant_id=f"t{n}"), max_wait_ms=10_000)
+    await claim_one(worker)  # others wait from here on
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        await client.decrby(f"weir:{{m:{model}}}:moved", 1000)
+    await claim_one(worker)  # a second later: one a second leaves, and eight wait
+    await put(gateway, make("ninth", tenant_id="t0"), max_wait_ms=10_000)
+    with pytest.raises(QueueFull) as refused:
+        await put(gateway, make("eleventh", tenant_id="t0"), max_wait_ms=10_000)
+    assert refused.value.scope == "wait"
+    assert 1000 <= refused.value.retry_after_ms < 3000
+    await put(gateway, make("patient", tenant_id="t0"), max_wait_ms=30_000)
+    while await worker.claim(8):
+        pass
+    # Nothing waits: the time until the next one is no pace.
+    await put(gateway, make("later", tenant_id="t1"), max_wait_ms=10_000)
+    await claim_one(worker)
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        assert await client.exists(f"weir:{{m:{model}}}:moved") == 0
+
+
 async def test_beyond_its_room_a_worker_gets_only_what_is_better_than_what_it_puts_aside(
     gateway, worker, make
 ):
