@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from django.conf import settings
@@ -45,6 +46,11 @@ def route_of(path: str) -> str:
         return "admin/"
     if path.startswith(settings.STATIC_URL):
         return "static/"
+    return _route_of(settings.ROOT_URLCONF, path)
+
+
+@lru_cache(maxsize=512)
+def _route_of(_urlconf: str, path: str) -> str:
     try:
         return resolve(path).route
     except Resolver404:

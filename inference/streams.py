@@ -180,6 +180,10 @@ class TokenStream:
                 async with asyncio.timeout(min(left, _SILENCE_S)):
                     await self._arrived.wait()
 
+    def take_ready(self) -> Chunk | None:
+        """The next chunk if it is here already."""
+        return None if self._has_gap or self.is_finished else self._take()
+
     def _take(self) -> Chunk | None:
         while self._buffer:
             chunk = self._buffer[0]

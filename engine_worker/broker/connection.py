@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
@@ -21,8 +21,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from engine_worker.broker.errors import BrokerUnavailable
+from engine_worker.broker.shared import SharedConnection
 
 _CLUSTER: Final = "redis+cluster://"
+
+Caller: TypeAlias = Redis | SharedConnection
+"""Calls scripts by `evalsha` and `eval`."""
 
 
 def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
@@ -56,6 +60,11 @@ def connect(url: str, *, timeout_s: float, max_connections: int = 64) -> Redis:
     return Redis.from_pool(pool)
 
 
+def connect_for_scripts(url: str, client: Redis, *, timeout_s: float) -> Caller:
+    """Who calls the scripts of one event loop: a connection that they share, on a cluster `client` itself."""
+    return client if is_cluster(url) else SharedConnection(url, timeout_s=timeout_s)
+
+
 def is_cluster(url: str) -> bool:
     return url.startswith(_CLUSTER)
 
@@ -65,9 +74,9 @@ def one_node(url: str) -> str:
     return url.replace(_CLUSTER, "redis://", 1) if is_cluster(url) else url
 
 
-async def disconnect(client: Redis) -> None:
+async def disconnect(client: Caller) -> None:
     await client.aclose()
-    if not isinstance(client, RedisCluster):
+    if not isinstance(client, RedisCluster | SharedConnection):
         await client.connection_pool.disconnect()
 
 

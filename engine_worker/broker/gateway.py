@@ -13,7 +13,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect, disconnect
+from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect
 from engine_worker.broker.errors import (
     BrokerUnavailable,
     DuplicateRequestId,
@@ -69,6 +69,7 @@ class GatewayBroker:
         self._url = url
         self._timeout_s = timeout_s
         self._redis = connect(url, timeout_s=timeout_s)
+        self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
         self._models: set[str] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._undoing: set[asyncio.Task[None]] = set()
@@ -78,6 +79,7 @@ class GatewayBroker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await disconnect(self._scripts)
         await disconnect(self._redis)
 
     async def enqueue(
@@ -239,7 +241,7 @@ class GatewayBroker:
     async def _call(self, verb: str, model: str, args: Sequence[str | bytes | int]) -> Any:
         prefix = keys.model_prefix(model)
         async with bounded(self._timeout_s):
-            return await scripts.load(verb)(self._redis, prefix, args)
+            return await scripts.load(verb)(self._scripts, prefix, args)
 
     def _sweep(self, model: str) -> None:
         self._models.add(model)

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
+
+from engine_worker.broker.connection import Caller
 
 _LUA = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^--@include (\w+)$", re.MULTILINE)
@@ -25,7 +26,7 @@ class Script:
     text: str
     sha1: str
 
-    async def __call__(self, client: Redis, prefix: str, args: Sequence[str | bytes | int]) -> Any:
+    async def __call__(self, client: Caller, prefix: str, args: Sequence[str | bytes | int]) -> Any:
         try:
             return await client.evalsha(self.sha1, 1, prefix, *args)
         except NoScriptError:

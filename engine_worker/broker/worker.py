@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect, disconnect
+from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect
 from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
 
 LEASE_MS: Final = 10_000
@@ -75,11 +75,12 @@ class WorkerBroker:
         self.waiting_class: int | None = None
         """The best class that had a backlog at the last publish; None when nothing waited."""
         self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
+        self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
         # Connections of their own, and a patience that outlasts the server's.
         self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=2)
 
     async def aclose(self) -> None:
-        for client in (self._redis, self._waiting):
+        for client in (self._scripts, self._redis, self._waiting):
             await disconnect(client)
 
     async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
@@ -169,7 +170,7 @@ class WorkerBroker:
 
     async def _call(self, verb: str, args: Sequence[str | bytes | int]) -> Any:
         async with bounded(self._timeout_s):
-            return await scripts.load(verb)(self._redis, self._prefix, args)
+            return await scripts.load(verb)(self._scripts, self._prefix, args)
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:

@@ -112,9 +112,18 @@ async def events_of(
                 yield b": keep-alive\n\n"
                 continue
             index, chunk = item
-            for data in render(index, chunk):
-                yield framing.event(data, str(Position.after(chunk)) if can_resume else "")
-            if chunk.finish is not None and (failure := generations[index].failure()) is not None:
+            told: list[bytes] = []
+            more: Chunk | None = chunk
+            while more is not None:
+                event_id = str(Position.after(more)) if can_resume else ""
+                told += [framing.event(data, event_id) for data in render(index, more)]
+                more = generations[index].take_ready()
+            if told:
+                yield b"".join(told)  # what one step made is one write
+            if (
+                generations[index].finish is not None
+                and (failure := generations[index].failure()) is not None
+            ):
                 raise failure
         for data in close():
             yield framing.event(data, "")

@@ -109,6 +109,14 @@ class Generation:
             if asyncio.get_running_loop().time() > self._give_up_at:
                 raise DeadlineExceeded("The generation did not end by its deadline.")
             return None
+        return self._seen(chunk)
+
+    def take_ready(self) -> Chunk | None:
+        """The next chunk if it is here already: what came together can be told together."""
+        chunk = self._stream.take_ready()
+        return None if chunk is None else self._seen(chunk)
+
+    def _seen(self, chunk: Chunk) -> Chunk:
         if chunk.finish is not None:
             finish = self._named_end(chunk.finish)
             chunk = msgspec.structs.replace(chunk, finish=finish)

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
+
+from engine_worker.broker.connection import Caller
 
 _LUA = Path(__file__).parent / "lua"
 
@@ -22,7 +23,7 @@ class Script:
     text: str
     sha1: str
 
-    async def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+    async def __call__(self, client: Caller, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         try:
             return await client.evalsha(self.sha1, len(keys), *keys, *args)
         except NoScriptError:

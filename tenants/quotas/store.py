@@ -15,6 +15,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from engine_worker.broker.connection import connect_for_scripts
 from tenants.pricing import Price
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas import scripts
@@ -79,8 +80,11 @@ class QuotaStore:
             retry_on_error=[RedisConnectionError],
         )
         self._redis: Redis = Redis.from_pool(pool)
+        self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
+        if self._scripts is not self._redis:
+            await self._scripts.aclose()
         await self._redis.aclose()
 
     async def reserve(
@@ -249,7 +253,7 @@ class QuotaStore:
 
     async def _call(self, verb: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         async with _bounded(self._timeout_s):
-            return await scripts.load(verb)(self._redis, keys, args)
+            return await scripts.load(verb)(self._scripts, keys, args)
 
 
 @asynccontextmanager

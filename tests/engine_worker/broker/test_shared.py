@@ -1,0 +1,94 @@
+"""One connection for all the scripts of a loop: nobody gets another's reply, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from django.conf import settings
+from redis import asyncio as aioredis
+from redis.exceptions import RedisError, ResponseError
+
+from engine_worker.broker.shared import SharedConnection
+
+ECHO = "return ARGV[1]"
+
+
+@pytest.fixture
+async def shared() -> AsyncIterator[SharedConnection]:
+    shared = SharedConnection(settings.REDIS_URL, timeout_s=10)
+    yield shared
+    await shared.aclose()
+
+
+async def echo(shared: SharedConnection, number: int) -> int:
+    return int(await shared.eval(ECHO, 0, number))
+
+
+async def test_many_at_once_each_get_their_own_in_one_write(shared, monkeypatch):
+    await echo(shared, 0)
+    line = shared._line
+    writes = []
+    send = line._connection.send_packed_command
+
+    async def counted(commands, **options):
+        writes.append(len(commands))
+        await send(commands, **options)
+
+    monkeypatch.setattr(line._connection, "send_packed_command", counted)
+    assert await asyncio.gather(*(echo(shared, number) for number in range(100))) == list(range(100))
+    assert len(writes) == 1
+
+
+async def test_who_leaves_takes_nobody_with_them(shared):
+    await echo(shared, 0)
+    calls = [asyncio.create_task(echo(shared, number)) for number in range(30)]
+    await asyncio.sleep(0)  # all are on their way
+    for call in calls[::3]:
+        call.cancel()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert [number for number in ended if not isinstance(number, asyncio.CancelledError)] == [
+        number for number in range(30) if number % 3
+    ]
+    assert await echo(shared, 31) == 31
+
+
+async def test_an_error_is_its_callers_alone(shared):
+    good, bad = await asyncio.gather(
+        echo(shared, 1), shared.eval("return redis.error_reply('no')", 0), return_exceptions=True
+    )
+    assert good == 1
+    assert isinstance(bad, ResponseError)
+
+
+async def test_a_cut_connection_is_replaced(shared):
+    await echo(shared, 0)
+    async with aioredis.Redis.from_url(settings.REDIS_URL) as other:
+        for _ in range(3):
+            client_id = await shared._call("CLIENT", "ID")
+            assert await other.client_kill_filter(_id=str(client_id)) == 1
+            assert await asyncio.gather(*(echo(shared, number) for number in range(10))) == list(range(10))
+
+
+async def test_no_answer_in_time_costs_the_connection():
+    shared = SharedConnection(settings.REDIS_URL, timeout_s=0.5)
+    try:
+        await echo(shared, 0)
+        line = shared._line
+        line._tasks[1].cancel()  # deaf from now on
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await echo(shared, 1)
+        assert line.is_broken
+        async with asyncio.timeout(10):
+            assert await echo(shared, 2) == 2
+    finally:
+        await shared.aclose()
+
+
+async def test_no_server_is_an_error_of_redis():
+    shared = SharedConnection("redis://127.0.0.1:1", timeout_s=1)
+    with pytest.raises(RedisError):
+        await shared.eval(ECHO, 0, 1)
+    await shared.aclose()
