@@ -22,7 +22,7 @@ _ATTEMPTS: Final = 2
 """A connection that turns out to be dead (the server restarted) is replaced once: every script may be repeated."""
 
 _PATIENCE: Final = 0.9
-"""Who is cancelled after this part of the time-out was not answered in time."""
+"""Who is cancelled after this part of the time-out, in which nothing was heard, was not answered in time."""
 
 
 class SharedConnection:
@@ -64,18 +64,19 @@ class SharedConnection:
 
     async def _call(self, *command: str | bytes | int) -> Any:
         loop = asyncio.get_running_loop()
+        began_at = loop.time()
         for attempt in range(_ATTEMPTS):
             line = self._line
             if line is None or line.is_broken:
                 line = await self._connected()
-            began_at = loop.time()
             try:
                 return await line.call(command)
             except RedisConnectionError:
                 if attempt + 1 == _ATTEMPTS:
                     raise
             except asyncio.CancelledError:
-                if loop.time() - began_at >= _PATIENCE * self._timeout_s:
+                # A slow caller on a busy loop must not take a connection that answers others.
+                if loop.time() - max(began_at, line.heard_at) >= _PATIENCE * self._timeout_s:
                     line.give_up(RedisConnectionError("another call was not answered in time"))
                 raise
 
@@ -120,6 +121,7 @@ class _Line:
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._has_work = asyncio.Event()
         self.is_broken = False
+        self.heard_at = asyncio.get_running_loop().time()
         self._tasks = (
             asyncio.create_task(self._write(), name="shared-write"),
             asyncio.create_task(self._read(), name="shared-read"),
@@ -172,6 +174,7 @@ class _Line:
             self._lost(error)
 
     def _answer(self, reply: Any = None, *, error: ResponseError | None = None) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
         waiting = self._waiting.popleft()
         if waiting.done():
             return  # its caller has left
