@@ -64,6 +64,10 @@ class Console:
     def may_delete_tenant(self) -> bool:
         return Right.DELETE_TENANT in RIGHTS[self.role]
 
+    @property
+    def may_export_data(self) -> bool:
+        return Right.EXPORT_DATA in RIGHTS[self.role]
+
     def principal(self) -> Principal:
         """This member as the rest of the product knows them. Takes a query for the limits."""
         return member_principal(self.membership, self.user)

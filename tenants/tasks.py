@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from tenants.services.data_copies import write_copies
 from tenants.services.deletion import purge_due_tenants
 from tenants.services.invitations import mail_invitations
 
@@ -18,3 +19,9 @@ def mail() -> None:
 def purge() -> None:
     """Tenants whose days of grace are over; each is deleted whole or not at all."""
     purge_due_tenants()
+
+
+@shared_task(name="tenants.tasks.copy_data", soft_time_limit=240, time_limit=270, ignore_result=True)
+def copy_data() -> None:
+    """Copies of tenants' data that owners asked for; the rows are the queue."""
+    write_copies()

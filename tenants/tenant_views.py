@@ -1,17 +1,20 @@
-"""The console's page on which an owner deletes the tenant, or takes that back."""
+"""The console's pages for owners: a copy of the tenant's data, and its deletion."""
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_safe
 
 from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.services import Actor
+from tenants.services.data_copies import ask_for_copy, fetch_copy, list_copies
 from tenants.services.deletion import restore_tenant, schedule_deletion
 
 
@@ -34,3 +37,31 @@ def deletion(request: HttpRequest, console: Console) -> HttpResponse:
         error = f"Type {console.tenant.slug} to say that you mean it."
     context = {"console": console, "section": "members", "days": settings.DELETION_GRACE_DAYS, "error": error}
     return render(request, "tenants/deletion.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@tenant_page
+def data(request: HttpRequest, console: Console) -> HttpResponse:
+    """Copies of the tenant's data; a POST asks for one."""
+    if not console.may_export_data:
+        raise PermissionDenied
+    if request.method == "POST":
+        actor = Actor.person(console.user, ip_address=client_address(request))
+        ask_for_copy(actor=actor, tenant=console.tenant)
+        return redirect("data_copies", console.tenant.public_id)
+    context = {"console": console, "section": "members", "copies": list_copies(console.tenant)}
+    return render(request, "tenants/data_copies.html", context)
+
+
+@require_safe
+@tenant_page
+def data_file(request: HttpRequest, console: Console, copy_id: UUID) -> HttpResponse:
+    if not console.may_export_data:
+        raise PermissionDenied
+    actor = Actor.person(console.user, ip_address=client_address(request))
+    content = fetch_copy(actor=actor, tenant=console.tenant, public_id=copy_id)
+    if content is None:
+        raise Http404
+    response = HttpResponse(content, content_type="application/zip")
+    response.headers["Content-Disposition"] = f'attachment; filename="{console.tenant.slug}-data.zip"'
+    return response

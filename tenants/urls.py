@@ -12,6 +12,8 @@ urlpatterns = [
     path("sso/", single_sign_on, name="single_sign_on"),
     path("", include("allauth.urls")),
     path("invitations/<uuid:public_id>/<str:token>/", member_views.invitation, name="invitation"),
+    path("t/<uuid:tenant_id>/data/", tenant_views.data, name="data_copies"),
+    path("t/<uuid:tenant_id>/data/<uuid:copy_id>/", tenant_views.data_file, name="data_copy"),
     path("t/<uuid:tenant_id>/deletion/", tenant_views.deletion, name="deletion"),
     path(
         "t/<uuid:tenant_id>/service-accounts/",

@@ -33,6 +33,11 @@ app.conf.beat_schedule = {
         "schedule": 10.0,
         "options": {"expires": 9.0},
     },
+    "copy-data": {
+        "task": "tenants.tasks.copy_data",
+        "schedule": 15.0,
+        "options": {"expires": 14.0},
+    },
     "purge-tenants": {
         "task": "tenants.tasks.purge",
         "schedule": crontab(minute="47"),

@@ -1,6 +1,7 @@
 from tenants.models.api_key import ApiKey, ApiKeyUse
 from tenants.models.audit import ActorKind, AuditEntry
 from tenants.models.auth_epoch import AuthEpoch
+from tenants.models.data_copy import DataCopy, DataCopyFile, DataCopyState
 from tenants.models.invitation import Invitation
 from tenants.models.member import Membership, Role
 from tenants.models.price import ModelPrice
@@ -18,6 +19,9 @@ __all__ = [
     "ApiKeyUse",
     "AuditEntry",
     "AuthEpoch",
+    "DataCopy",
+    "DataCopyFile",
+    "DataCopyState",
     "Invitation",
     "Membership",
     "ModelPrice",
