@@ -8,11 +8,13 @@ import sys
 from engine_worker.arguments import parse
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.engine.build import follow
 from engine_worker.engine.embedding_engine import EmbeddingEngine
 from engine_worker.engine.types import UnsupportedModel
 from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_worker
+from engine_worker.runner import group
 from engine_worker.runner.encoder import is_encoder
 from engine_worker.tracing import TracingUnavailable
 from engine_worker.vllm_engine import VLLMEngine
@@ -24,6 +26,9 @@ def main() -> int:
     try:
         directory = ensure_model(arguments.model_spec, arguments.var_dir / "models")
         config = EngineConfig(model_dir=directory, **arguments.engine)
+        if group.join(os.environ, device=config.device) and not group.is_leader():
+            follow(config)
+            return 0
         if is_encoder(directory):
             embedder = EmbeddingEngine(config)
             return run_worker(

@@ -19,7 +19,7 @@ from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.slo import Allowance, LatencyController
 from engine_worker.engine.swap import HostBlocks
-from engine_worker.runner.model_loader import GPU_DTYPES, load
+from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel, load
 from engine_worker.runner.model_runner import ModelRunner
 
 
@@ -35,10 +35,7 @@ _FLOOR = Allowance(tokens=16, seqs=1)
 
 def build(config: EngineConfig) -> Built:
     """Loads the model and lays out its memory. Raises UnsupportedModel."""
-    torch.set_num_threads(config.thread_count())
-    dtype = torch.float32 if config.device == "cpu" else GPU_DTYPES[config.precision]
-    loaded = load(config.model_dir, dtype)
-    runner = ModelRunner(config, loaded)
+    loaded, runner = _load(config)
     pool = BlockPool(runner.num_blocks, config.block_size)
     scheduler = Scheduler(
         pool,
@@ -72,6 +69,18 @@ def build(config: EngineConfig) -> Built:
             adapters=frozenset(config.adapter_dirs()),
         ),
     )
+
+
+def follow(config: EngineConfig) -> None:
+    """What the other processes of a group do: compute what the first one tells, until it closes."""
+    _load(config)[1].follow()
+
+
+def _load(config: EngineConfig) -> tuple[LoadedModel, ModelRunner]:
+    torch.set_num_threads(config.thread_count())
+    dtype = torch.float32 if config.device == "cpu" else GPU_DTYPES[config.precision]
+    loaded = load(config.model_dir, dtype)
+    return loaded, ModelRunner(config, loaded)
 
 
 def _host_blocks(config: EngineConfig, runner: ModelRunner) -> HostBlocks | None:

@@ -48,7 +48,8 @@ class InlineDevice:
     def scrub(self, blocks: Rows[int]) -> None:
         self._run(lambda: self.executor.runner.scrub(blocks)).result()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.executor.runner.close()
 
     def _run(self, work: Callable[[], _T]) -> Future[_T]:
         done: Future[_T] = Future()
@@ -68,6 +69,7 @@ class ThreadDevice(InlineDevice):
 
     def close(self) -> None:
         # A step that hangs is not waited for.
+        self._thread.submit(self.executor.runner.close)
         self._thread.shutdown(wait=False)
 
     def _run(self, work: Callable[[], _T]) -> Future[_T]:

@@ -35,6 +35,9 @@ class Runner(Protocol):
     def scrub(self, blocks: Rows[int]) -> None:
         """Overwrites KV blocks that may hold NaN."""
 
+    def close(self) -> None:
+        """Nothing will be computed any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

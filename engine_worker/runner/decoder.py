@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -14,6 +15,7 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.interface import PLAN, KVShape, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner import group
 from engine_worker.runner.adapters import Adapters
 from engine_worker.runner.linears import pack_linears
 from engine_worker.runner.model_loader import LoadedModel
@@ -50,7 +52,8 @@ class TorchDecoder:
     def __init__(self, config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> None:
         self._model = loaded.model
         self._adapters = Adapters(self._model, config.adapter_dirs())
-        pack_linears(self._model, config.precision)
+        if group.size() == 1:  # a packed layer would not know that it holds a part
+            pack_linears(self._model, config.precision)
         self._attention = CpuAttention(shape)
         self.keys, self.values = self._attention.keys, self._attention.values
 
@@ -79,6 +82,19 @@ class TorchDecoder:
 
 def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> Decoder:
     """By `config.kernels`: ours where they can run this model. Raises UnsupportedModel if they must and can't."""
+    if group.size() == 1:
+        return _make_decoder(config, loaded, shape)
+    if config.device == "cpu" and (config.kernels == "compiled" or config.precision != "fp32"):
+        raise UnsupportedModel(
+            "several processes for one model take kernels torch and precision fp32 on the CPU"
+        )
+    if config.adapters:
+        raise UnsupportedModel("several processes for one model take no adapters")
+    decoder = _make_decoder(replace(config, kernels="torch"), loaded, shape)
+    return group.Leader(decoder) if group.is_leader() else decoder
+
+
+def _make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> Decoder:
     if config.device != "cpu":
         # Here and not above: Triton exists for Linux only.
         from engine_worker.runner.gpu_decoder import GpuDecoder

@@ -19,6 +19,7 @@ from engine_worker.attention.cuda import Layout, PagedAttention, PagedPlan
 from engine_worker.attention.interface import PLAN, KVShape, Scoring, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner import group
 from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel
 from engine_worker.runner.streams import CudaStreams, HostStreams, Ring, Streams
 
@@ -46,8 +47,8 @@ class GpuDecoder:
         self._device = torch.device(config.device)
         dtype = GPU_DTYPES[config.precision]
         model: nn.Module = loaded.model
-        self._model = model.to(self._device, dtype)
-        heads = loaded.model.config.num_attention_heads
+        self._model = model if group.size() > 1 else model.to(self._device, dtype)
+        heads = group.share(loaded.model.config.num_attention_heads, "heads")
         self._attention = PagedAttention(
             shape, dtype, self._device, num_heads=heads, scorings=scorings(loaded)
         )
@@ -193,4 +194,4 @@ def free_blocks(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> in
             f"the model leaves no room for a KV cache in {config.gpu_memory_utilization:.0%} of "
             f"{total >> 20} MiB of {config.device}"
         )
-    return count
+    return group.least(count)

@@ -10,10 +10,12 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner import group
 from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
 
 GPU_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.bfloat16}
@@ -32,6 +34,7 @@ class LoadedModel:
     context_length: int
     num_layers: int
     num_kv_heads: int
+    """Of this process, where several share the model."""
     head_dim: int
 
 
@@ -78,6 +81,7 @@ def load(model_dir: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
         dtype=dtype,
         attn_implementation=interface.IMPLEMENTATION,
         use_safetensors=True,
+        distributed_config=_shared(),
     ).eval()
     return LoadedModel(
         model=model,
@@ -87,9 +91,14 @@ def load(model_dir: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
         special_token_ids=vocabulary.special_token_ids,
         context_length=context_length(config),
         num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
+        num_kv_heads=group.share(config.num_key_value_heads, "KV heads"),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     )
+
+
+def _shared() -> DistributedConfig | None:
+    """How the processes of a group share the model; None: this one has all of it."""
+    return DistributedConfig(tp_plan="auto", tp_size=group.size()) if group.size() > 1 else None
 
 
 def _refuse_weights(model_dir: Path) -> None:

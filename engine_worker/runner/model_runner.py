@@ -13,6 +13,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.scheduler import Scheduled
 from engine_worker.engine.swap import Move
 from engine_worker.engine.types import UnsupportedModel
+from engine_worker.runner import group
 from engine_worker.runner.decoder import cache_dtype, make_decoder
 from engine_worker.runner.model_loader import LoadedModel
 
@@ -27,7 +28,8 @@ class ModelRunner:
         self.num_blocks = _num_blocks(config, loaded)
         self._decoder = make_decoder(config, loaded, _kv_shape(config, loaded, self.num_blocks))
         keys, values = self._decoder.keys, self._decoder.values
-        self.num_host_blocks = config.swap_memory // (2 * keys[:, 0].nbytes)
+        # Where several processes share the model each would have to copy its part: not yet.
+        self.num_host_blocks = config.swap_memory // (2 * keys[:, 0].nbytes) if group.size() == 1 else 0
         self._host = [_host_copy(part, self.num_host_blocks) for part in (keys, values)]
 
     @torch.inference_mode()
@@ -74,6 +76,15 @@ class ModelRunner:
             self.move([Move(to_host=True, device=[0], host=[0])])
             times.append(time.perf_counter() - began)
         return min(times)
+
+    def follow(self) -> None:
+        """Computes what the first process of the group tells, until it closes."""
+        group.follow(self._decoder)
+
+    def close(self) -> None:
+        """Nothing will be computed any more."""
+        if isinstance(self._decoder, group.Leader):
+            self._decoder.close()
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self._decoder.scrub(blocks)
