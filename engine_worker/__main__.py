@@ -1,21 +1,24 @@
-"""`python -m engine_worker --model NAME=DIR`: one engine, one model, one place in the fleet."""
+"""`python -m engine_worker --model NAME=DIR`: one process, one model (or some), one place in the fleet."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from engine_worker.arguments import parse
+from engine_worker.arguments import Arguments, parse
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.engine.build import follow
 from engine_worker.engine.embedding_engine import EmbeddingEngine
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.types import Engine, UnsupportedModel
 from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
-from engine_worker.process import configure_logging, run_worker
+from engine_worker.process import configure_logging, run_models, run_worker
 from engine_worker.runner import group
 from engine_worker.runner.encoder import is_encoder
+from engine_worker.served_models import Describe
 from engine_worker.tracing import TracingUnavailable
 from engine_worker.vllm_engine import VLLMEngine
 
@@ -29,35 +32,48 @@ def main() -> int:
         if group.join(os.environ, device=config.device) and not group.is_leader():
             follow(config)
             return 0
-        if is_encoder(directory):
-            embedder = EmbeddingEngine(config)
-            return run_worker(
-                embedder,
-                lambda: read_model_card(
-                    arguments.worker.model,
-                    directory,
-                    context_length=embedder.encoder.max_tokens,
-                    dtype="fp32",
-                    dimensions=embedder.encoder.dimensions,
+        if arguments.worker.max_models > 1:
+            return run_models(
+                lambda name, source: _engine(
+                    name, ensure_model(source, arguments.var_dir / "models"), arguments
                 ),
+                arguments.model_spec,
                 arguments.worker,
             )
-        engine = VLLMEngine(config) if config.backend == "vllm" else AsyncEngine(config)
-        return run_worker(
-            engine,
-            lambda: read_model_card(
-                arguments.worker.model,
-                directory,
-                context_length=engine.limits.max_model_len,
-                dtype=config.precision,
-                adapters=config.adapter_tenants(),
-            ),
-            arguments.worker,
-        )
+        return run_worker(*_engine(arguments.worker.model, directory, arguments), arguments.worker)
     except (ModelStoreError, ModelCardError, UnsupportedModel, TracingUnavailable, ValueError) as error:
         # Nothing that a restart would mend: one clear line instead of a traceback.
         print(f"engine_worker: {error}", file=sys.stderr)
         return 2
+
+
+def _engine(name: str, directory: Path, arguments: Arguments) -> tuple[Engine, Describe]:
+    """For a prepared model, with its part of the memory; not started."""
+    config = EngineConfig(model_dir=directory, **arguments.engine)
+    most = arguments.worker.max_models
+    config = replace(
+        config,
+        kv_cache_memory=config.kv_cache_memory // most,
+        swap_memory=config.swap_memory // most,
+        gpu_memory_utilization=config.gpu_memory_utilization / most,
+    )
+    if is_encoder(directory):
+        embedder = EmbeddingEngine(config)
+        return embedder, lambda: read_model_card(
+            name,
+            directory,
+            context_length=embedder.encoder.max_tokens,
+            dtype="fp32",
+            dimensions=embedder.encoder.dimensions,
+        )
+    engine = VLLMEngine(config) if config.backend == "vllm" else AsyncEngine(config)
+    return engine, lambda: read_model_card(
+        name,
+        directory,
+        context_length=engine.limits.max_model_len,
+        dtype=config.precision,
+        adapters=config.adapter_tenants(),
+    )
 
 
 if __name__ == "__main__":

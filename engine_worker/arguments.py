@@ -24,6 +24,7 @@ _WORKER_FLAGS = {
     "drain_grace_s": "after SIGTERM, so long to finish what runs",
     "redis_grace_s": "without Redis, go on computing for so long",
     "canary_s": "an engine without work for so long is asked for a token",
+    "max_models": "models that the process may serve at once, loaded and unloaded by an operator",
     "metrics_port": "where Prometheus finds the engine's metrics; 0: nowhere",
     "metrics_host": "the address of that port",
     "stall_s": "an engine with work and no step for so long counts as dead",

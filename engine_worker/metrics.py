@@ -63,6 +63,8 @@ class EngineCollector(Collector):
         for name, text, value in (
             ("steps", "Steps that computed something.", stats.steps),
             ("scheduled_tokens", "Tokens computed, recomputation included.", meter.scheduled_tokens),
+            ("wasted_tokens", "Computed tokens that nothing came of.", meter.wasted_tokens),
+            ("swapped_blocks", "KV blocks copied to host memory.", stats.swapped_blocks),
             ("sequence_steps", "Sequences of each step, summed.", meter.sequence_steps),
             ("preemptions", "Sequences that lost their blocks to others.", stats.preemptions),
         ):

@@ -16,6 +16,7 @@ from engine_worker import metrics
 from engine_worker.broker import WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.protocol import ModelCard
+from engine_worker.served_models import Make, ServedModels
 from engine_worker.tracing import set_up
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
@@ -51,6 +52,25 @@ def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
     if config.tracing:
         set_up("weir-engine-worker")
     return asyncio.run(_run(engine, describe, config))
+
+
+def run_models(make: Make, source: str, config: WorkerConfig) -> int:
+    """The same for several models, of which the first is `config.model`. Raises Refused when it can't be loaded."""
+    if config.metrics_port:
+        raise ValueError(
+            "a worker with max_models above 1 has no metrics port: its models' numbers would mix"
+        )
+    if config.tracing:
+        set_up("weir-engine-worker")
+
+    async def run() -> int:
+        served = ServedModels(make, config, most=config.max_models)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, served.stop)
+        await served.load(config.model, source)
+        return await served.run()
+
+    return asyncio.run(run())
 
 
 async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:

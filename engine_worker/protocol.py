@@ -310,6 +310,30 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     v: int = msgspec.field(default_factory=_version)
 
 
+class ModelCommand(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Operator -> worker process: serve a model more, or one less."""
+
+    command_id: str
+    action: str
+    """`load` or `unload`."""
+    model: str
+    """The name that clients use."""
+    source: str = ""
+    """Where a model to load is, on the worker's machine: what `--model` takes."""
+    v: int = msgspec.field(default_factory=_version)
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker process -> operator, when the command is done."""
+
+    command_id: str
+    models: list[str]
+    """What it serves now."""
+    error: str = ""
+    """Why the command could not be done."""
+    v: int = msgspec.field(default_factory=_version)
+
+
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 

@@ -69,6 +69,8 @@ class Worker:
         self._to_publish = asyncio.Event()
         self._stopping = asyncio.Event()
         self._handing_back = asyncio.Event()
+        self.registered = asyncio.Event()
+        """Set when gateways know the model."""
 
     def stop(self) -> None:
         """First call: claim nothing more, finish what runs within the grace period. Second: hand back at once."""
@@ -79,6 +81,7 @@ class Worker:
     async def run(self) -> int:
         """The process's exit code: 0 after `stop`, 1 when the engine died and a supervisor should restart."""
         await self._register_until_stopped()
+        self.registered.set()
         _log.info("worker_started", worker_id=self._config.worker_id, model=self._card.model)
         claim = asyncio.create_task(self._claim(), name="worker-claim")
         tasks = [

@@ -31,6 +31,9 @@ class WorkerConfig:
     """An engine without work for so long is asked for a token."""
     stall_s: float = 120.0
     """An engine that has work and makes no step for so long counts as dead."""
+    max_models: int = 1
+    """Models that the process serves at once; above 1 an operator can load and unload them, and each engine gets an
+    equal part of the memory for keys and values."""
     metrics_port: int = 0
     """Where Prometheus finds the engine's metrics; 0: nowhere."""
     metrics_host: str = "127.0.0.1"

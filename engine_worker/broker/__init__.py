@@ -3,6 +3,7 @@
 Imports neither torch nor Django: the gateway uses it as well as the worker.
 """
 
+from engine_worker.broker.control import ControlBroker
 from engine_worker.broker.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -23,6 +24,7 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailable",
     "Claim",
+    "ControlBroker",
     "DeadLetter",
     "DuplicateRequestId",
     "Enqueued",

@@ -104,6 +104,7 @@ async def test_prometheus_gets_what_happened(engine):
     assert found[name + "slots", ""] == 4
     assert found[name + "steps_total", ""] == found[name + "sequence_steps_total", ""] == 15
     assert found[name + "peak_memory_bytes", ""] > 50 << 20
+    assert found[name + "wasted_tokens_total", ""] == found[name + "swapped_blocks_total", ""] == 0
     blocks = [found[name + "kv_blocks", state] for state in ("used", "cached", "free")]
     assert sum(blocks) == engine.stats().kv_blocks_total
     spent = {phase: found[name + "phase_seconds_total", phase] for phase in PHASES}

@@ -1,0 +1,120 @@
+"""Several models in one process, on a real queue: loaded and unloaded by command, drained, and dead together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine_worker import control
+from engine_worker.broker import ControlBroker
+from engine_worker.config import EngineConfig
+from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.model_card import read_model_card
+from engine_worker.protocol import SamplingParams
+from engine_worker.served_models import Refused, ServedModels
+from engine_worker.worker_config import WorkerConfig
+from tests.engine_worker.broker.driving import put, until
+from tests.engine_worker.models import greedy, make_tiny_model, reference
+
+PROMPT = [7, 77, 177]
+
+
+def long_answer(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
+@pytest.mark.timeout(900)
+async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, model, redis_url, tmp_path):
+    sources = {f"{model}-{i}": make_tiny_model(tmp_path / str(i), seed=i) for i in range(3)}
+    first, second, third = sources
+    engines: dict[str, AsyncEngine] = {}
+
+    def make_engine(name, source):
+        config = EngineConfig(
+            model_dir=Path(source),
+            block_size=4,
+            num_kv_blocks=129,
+            threads=1,
+            kernels="torch",
+            precision="fp32",
+        )
+        engines[name] = engine = AsyncEngine(config)
+        return engine, lambda: read_model_card(
+            name, config.model_dir, context_length=engine.limits.max_model_len, dtype="fp32"
+        )
+
+    config = WorkerConfig(model=first, redis_url=redis_url, worker_id=f"w-{model}", drain_grace_s=300)
+    served = ServedModels(make_engine, config, most=2)
+    await served.load(first, str(sources[first]))
+    running = asyncio.create_task(served.run())
+    operator = ControlBroker(redis_url, timeout_s=20)
+
+    async def ask(action, name, source=""):
+        return await operator.ask(config.worker_id, action, name, str(source), timeout_s=300)
+
+    async def tokens(name, request_id):
+        return [token for chunk in await gateway.read_log(name, request_id) for token in chunk.token_ids]
+
+    async def ended(name, request_id):
+        async def is_finished():
+            return (await gateway.request_state(name, request_id)).state == "finished"
+
+        await until(is_finished, 300)
+        return await tokens(name, request_id)
+
+    try:
+        command = [config.worker_id, "load", f"{second}={sources[second]}", "--wait-s", "300"]
+        assert await asyncio.to_thread(control.main, command, {"REDIS_URL": redis_url}) == 0
+        assert served.names == [first, second]
+        assert {first, second} <= {card.model for card in await gateway.model_cards()}
+        assert "at most" in (await ask("load", third, sources[third])).error
+        assert "already" in (await ask("load", second, sources[second])).error
+        assert "not served" in (await ask("unload", third)).error
+        assert "unknown action" in (await ask("paint", third)).error
+
+        for name in (first, second):
+            await put(
+                gateway,
+                make("r", model=name, prompt_token_ids=PROMPT, sampling=long_answer(240), deadline_ms=9**13),
+            )
+
+        async def both_run():
+            return all([len(await tokens(name, "r")) > 2 for name in (first, second)])
+
+        await until(both_run, 300)
+        # What runs is finished before its model is gone.
+        answer = await ask("unload", first)
+        assert (answer.error, answer.models) == ("", [second])
+        for name in (first, second):
+            assert await ended(name, "r") == greedy(reference(sources[name]), PROMPT, 240)
+        assert not [one for one in await gateway.workers() if one.model == first]
+
+        assert (await ask("load", third, tmp_path / "nowhere")).error
+        assert (await ask("load", third, sources[third])).models == [second, third]
+        await put(gateway, make("s", model=third, prompt_token_ids=PROMPT, sampling=long_answer(5)))
+        assert await ended(third, "s") == greedy(reference(sources[third]), PROMPT, 5)
+
+        # One engine that dies takes the process with it, for a supervisor to start it again.
+        def dies(core):
+            raise RuntimeError("gone")
+
+        engines[third]._commands.put(dies)
+        async with asyncio.timeout(300):
+            assert await running == 1
+        assert served.names == []
+    finally:
+        served.stop()
+        await asyncio.gather(running, return_exceptions=True)
+        await operator.aclose()
+
+
+async def test_a_first_model_that_can_not_be_loaded_is_an_error(redis_url, tmp_path):
+    def make_engine(name, source):
+        return AsyncEngine(EngineConfig(model_dir=tmp_path)), None
+
+    served = ServedModels(make_engine, WorkerConfig(model="m", redis_url=redis_url), most=2)
+    with pytest.raises(Refused, match=r"config\.json"):
+        await served.load("m", str(tmp_path))
+    assert served.names == []
