@@ -146,7 +146,8 @@ class Outbox:
         owned = self._owned[engine_id]
         finish = Finish(
             reason=reason,
-            prompt_tokens=len(owned.claim.request.prompt_token_ids),
+            # Without a token nothing is known to have been computed.
+            prompt_tokens=len(owned.claim.request.prompt_token_ids) if owned.num_tokens else 0,
             completion_tokens=owned.num_tokens,
             error=error,
         )

@@ -164,7 +164,8 @@ class Sequence:
         self.text.close()
         self.finish = Finish(
             reason=reason,
-            prompt_tokens=self.num_prompt,
+            # One that ends before it began to run has cost nothing.
+            prompt_tokens=self.num_prompt if self.num_cached is not None or self.num_output else 0,
             completion_tokens=self.num_output,
             cached_tokens=min(self.num_cached or 0, self.num_prompt),
             drafted_tokens=self.drafter.drafted if self.drafter else 0,

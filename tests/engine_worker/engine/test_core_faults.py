@@ -137,9 +137,10 @@ def test_fault_21_abort_in_each_state_frees_everything(build_tiny):
     driver.step()
     assert driver.core.stats().kv_blocks_used == 0
     assert not driver.core.has_work
-    for name, tokens in (("decoding", 2), ("prefilling", 0), ("waiting", 0)):
+    for name, prompt, tokens in (("decoding", 2, 2), ("prefilling", 40, 0), ("waiting", 0, 0)):
         finish = driver.results[name].finish
         assert (finish.reason, finish.completion_tokens) == (FinishReason.CANCELLED, tokens)
+        assert finish.prompt_tokens == prompt  # what never began has cost nothing
     driver.core.abort(decoding)
     driver.core.abort(12345)
 
