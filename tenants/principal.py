@@ -114,6 +114,8 @@ class Principal:
     """By model, the one in force and those to come. Only where a limit counts money."""
     allowed_models: frozenset[str] = frozenset()
     """Empty allows all."""
+    waits_for_rate: bool = False
+    """A key's policy: its requests wait their turn instead of being refused by a rate or for want of slots."""
     is_restricted: bool = False
     """A key that may not do what its tenant may: it can't issue keys, which could."""
 

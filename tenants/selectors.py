@@ -113,6 +113,7 @@ def find_stored_key(lookup_id: str) -> StoredKey | None:
             limits=limits,
             zone=tenant.timezone,
             allowed_models=frozenset(api_key.allowed_models),
+            waits_for_rate=api_key.waits_for_rate,
             is_restricted=bool(api_key.allowed_models or api_key.allowed_networks or api_key.max_tier),
             prices=_prices_for(limits),
             scopes=_EVERYTHING if Scope.ADMIN in scopes else scopes,

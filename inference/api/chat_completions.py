@@ -18,7 +18,6 @@ from inference.services.chat import start_chat
 from inference.services.choices import Choice, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.refusal import bucket_headers
 from inference.services.submit import made_at
 from inference.services.tiering import in_asked_tier
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
@@ -52,7 +51,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     )
     generation = chat.generation
     shape = ChatShape(generation, body, chat.model, chat.tool_form)
-    headers = bucket_headers(generation.buckets)
+    headers = generation.headers()
     if body.stream:
         events = events_of(
             [generation],

@@ -16,7 +16,6 @@ from inference.schemas.logprobs import TextLogprobs, text_logprobs
 from inference.services.choices import Choice, best_of, end_of, told_logprobs
 from inference.services.collect import collect
 from inference.services.completions import Prompted, start_completions
-from inference.services.refusal import bucket_headers
 from inference.services.submit import made_at
 from inference.services.tiering import in_asked_tier
 from tenants.principal import Scope
@@ -48,7 +47,7 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     )
     generations = prompted.generations
     shape = TextShape(completion_id, body, prompted)
-    headers = bucket_headers(generations[-1].buckets)
+    headers = generations[-1].headers()
     if body.stream:
         events = events_of(
             generations,

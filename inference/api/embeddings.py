@@ -8,7 +8,6 @@ from inference.api.endpoint import ApiCall, endpoint
 from inference.schemas.embeddings import EmbeddingList, EmbeddingRequest
 from inference.services.collect import last_chunk
 from inference.services.embeddings import start_embedding
-from inference.services.refusal import bucket_headers
 from tenants.principal import Scope
 
 
@@ -31,4 +30,4 @@ async def embeddings(call: ApiCall) -> HttpResponse:
         may_exist=call.may_exist,
     )
     answer = embedded.answer(await last_chunk(embedded.generation))
-    return call.respond(answer, headers=bucket_headers(embedded.generation.buckets))
+    return call.respond(answer, headers=embedded.generation.headers())

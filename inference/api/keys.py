@@ -100,6 +100,7 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
         allowed_models=asked.allowed_models,
         allowed_networks=asked.allowed_networks,
         max_tier=max_tier,
+        waits_for_rate=asked.waits_for_rate,
     )
     return key_object(issued.api_key, secret=issued.secret)
 

@@ -18,7 +18,6 @@ from inference.schemas.messages import CountTokensRequest, MessageRequest
 from inference.services.chat import Chat, start_chat
 from inference.services.fan_in import chunks_of
 from inference.services.prepare import tokenise_chat
-from inference.services.refusal import bucket_headers
 from inference.tool_calls import CallStarted, Part
 from tenants.principal import Scope
 
@@ -50,7 +49,7 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         may_exist=call.may_exist,
     )
     shape = MessageShape(chat)
-    headers = bucket_headers(chat.generation.buckets)
+    headers = chat.generation.headers()
     if body.stream:
         events = events_of(
             [chat.generation],

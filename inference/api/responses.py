@@ -20,7 +20,6 @@ from inference.schemas.responses import ResponseRequest
 from inference.services.chat import start_chat
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
-from inference.services.refusal import bucket_headers
 from inference.services.responses import Kept, delete_response, find_response, keep_response
 from inference.services.resume import find_request, resume
 from inference.services.tiering import in_asked_tier
@@ -64,7 +63,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     response = new_response(body, response_id)
     shape = ResponseShape(response, chat.tool_form)
     kept = Kept(call.principal.tenant_id, generation.ticket.model, items, len(own), response, False)
-    headers = bucket_headers(generation.buckets)
+    headers = generation.headers()
     if body.background:
         try:
             await keep_response(kept)

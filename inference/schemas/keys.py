@@ -24,6 +24,8 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The id of one of the tenant's projects."""
     allowed_models: _Names = []
     allowed_networks: _Names = []
+    waits_for_rate: bool = False
+    """Over a rate its requests wait their turn, up to their deadline, instead of a 429."""
     max_tier: str | None = None
     """A tier's name: the key's requests go no better than that."""
 
@@ -48,6 +50,7 @@ class KeyObject(msgspec.Struct, kw_only=True):
     allowed_models: list[str]
     allowed_networks: list[str]
     max_tier: str | None
+    waits_for_rate: bool
     previous_until: int | None
     """So long the secret before the last rotation goes on working."""
     object: str = "api_key"
@@ -76,6 +79,7 @@ def key_object(api_key: ApiKey, *, secret: str | None = None) -> KeyObject:
         allowed_models=list(api_key.allowed_models),
         allowed_networks=list(api_key.allowed_networks),
         max_tier=None if api_key.max_tier is None else api_key.max_tier.name,
+        waits_for_rate=api_key.waits_for_rate,
         previous_until=_seconds(api_key.previous_until),
         secret=msgspec.UNSET if secret is None else secret,
     )

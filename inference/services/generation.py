@@ -22,6 +22,8 @@ from inference.errors import (
     Overloaded,
 )
 from inference.runtime import Runtime
+from inference.services.refusal import bucket_headers
+from inference.services.turn import Waited
 from inference.streams import StreamLost, TokenStream
 from inference.tracing import end_generation_span
 from tenants.auth import TenantSuspended
@@ -70,11 +72,13 @@ class Generation:
         ticket: Ticket,
         stream: TokenStream,
         buckets: tuple[BucketState, ...] = (),
+        waited: Waited | None = None,
         position: int = 0,
         span: Span = INVALID_SPAN,
     ) -> None:
         self.ticket = ticket
         self.buckets = buckets
+        self.waited = waited
         self.position = position
         self.finish: Finish | None = None
         self._runtime = runtime
@@ -84,6 +88,14 @@ class Generation:
         self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
         self._is_barred = False
         runtime.tenants.add(self)
+
+    def headers(self) -> dict[str, str]:
+        """What its client hears of the limits, and of its turn where it waited for it."""
+        headers = bucket_headers(self.buckets)
+        if self.waited is not None:
+            headers["x-weir-place"] = str(self.waited.place)
+            headers["x-weir-waited-ms"] = str(round(self.waited.wait_s * 1000))
+        return headers
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -24,11 +24,12 @@ from inference.schemas.sampling import SamplingFields
 from inference.services.decision import Told, as_text, told
 from inference.services.generation import Generation, Ticket
 from inference.services.refusal import refusal
+from inference.services.turn import in_turn
 from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
-from tenants.pricing import price_at
+from tenants.pricing import Price, price_at
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import Refused
+from tenants.quotas.types import Decision, Refused
 
 _UUID7: Final = re.compile(r"-([0-9a-f]{12})7[0-9a-f]{19}")
 _LEASE_GRACE_S: Final = 30
@@ -99,12 +100,17 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         grammar=asked.grammar,
     )
     tier = principal.tier
-    created_at_ms = int(time.time() * 1000)
-    accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
-    price = price_at(principal.prices.get(card.model, ()), accepted_at)
+    price: Price | None = None
+    created_at_ms = 0
     reservation_id = asked.request_id
-    with _released_on_failure(runtime, principal, reservation_id), TRACER.start_as_current_span("reserve"):
-        decision = await runtime.quotas.reserve(
+
+    async def reserve() -> Decision:
+        # It is accepted when it is admitted: that moment's price and period.
+        nonlocal created_at_ms, price
+        created_at_ms = int(time.time() * 1000)
+        accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
+        price = price_at(principal.prices.get(card.model, ()), accepted_at)
+        return await runtime.quotas.reserve(
             reservation_id=reservation_id,
             principal=principal,
             prompt_tokens=len(asked.prompt_token_ids),
@@ -114,12 +120,18 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             price=price,
             accepted_at=accepted_at,
         )
+
+    with _released_on_failure(runtime, principal, reservation_id), TRACER.start_as_current_span("reserve"):
+        decision, waited = await in_turn(runtime, principal, reservation_id, reserve)
+    if waited is not None:
+        tier = replace(tier, deadline_s=max(1, tier.deadline_s - int(waited.wait_s)))
     reason = told(
         decision,
         at_ms=created_at_ms,
         prompt_tokens=len(asked.prompt_token_ids),
         max_output_tokens=max_tokens * sampling.n,
         price=price,
+        waited_ms=round(waited.wait_s * 1000) if waited else 0,
     )
     if isinstance(decision, Refused):
         _note_refusal(runtime, principal, asked, reason)
@@ -185,6 +197,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         ),
         stream=stream,
         buckets=decision.buckets,
+        waited=waited,
         position=enqueued.position,
         span=span,
     )

@@ -49,6 +49,12 @@ class ApiKey(models.Model):
     """CIDR blocks that requests may come from; empty allows all."""
     max_tier = models.ForeignKey(Tier, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     """Its requests go no better than this, however good the tenant's tier is."""
+    waits_for_rate = models.BooleanField(
+        "waits its turn",
+        default=False,
+        db_default=False,
+        help_text="Over a rate its requests wait, up to their deadline, instead of being refused (429).",
+    )
     previous_digest = models.BinaryField(max_length=DIGEST_BYTES, null=True, editable=False)
     """The key before the last rotation: good until `previous_until`."""
     previous_until = models.DateTimeField(null=True, editable=False)

@@ -30,6 +30,11 @@ def refused_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}refused"
 
 
+def line_keys(tenant_public_id: str, key_public_id: str) -> list[str]:
+    line = f"{tenant_prefix(tenant_public_id)}line:{key_public_id}"
+    return [line, f"{line}:alive"]
+
+
 def warm_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}warm"
 

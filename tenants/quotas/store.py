@@ -19,7 +19,7 @@ from engine_worker.broker.connection import connect_for_scripts
 from tenants.pricing import Price
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas import scripts
-from tenants.quotas.buckets import Bucket, bucket_of, open_key, record_key, refused_key, warm_key
+from tenants.quotas.buckets import Bucket, bucket_of, line_keys, open_key, record_key, refused_key, warm_key
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Admitted, BucketState, Decision, Refused
 
@@ -32,6 +32,7 @@ _CLOSED_TTL_MS: Final = 10 * 60_000
 """How long a settled or released id is remembered, against a late repeat of its reserve."""
 
 _RECALL_ATTEMPTS: Final = 3
+_LINE_TTL_MS: Final = 5000
 _REFUSALS_KEPT: Final = 500
 _REFUSALS_TTL_S: Final = 7 * 86_400
 
@@ -235,6 +236,22 @@ class QuotaStore:
             [value for bucket in buckets for value in bucket.args],
         )
         return _states(limits, reply)
+
+    async def enter_line(
+        self, tenant_public_id: str, key_public_id: str, request_id: str, *, at_most: int
+    ) -> int | None:
+        """How many of this key's waiting requests are before this one; None: the line is full. To be repeated while
+        it waits: who has not asked for some seconds is gone."""
+        keys = line_keys(tenant_public_id, key_public_id)
+        place = int(await self._call("line", keys, [request_id, _LINE_TTL_MS, at_most]))
+        return None if place < 0 else place
+
+    async def leave_line(self, tenant_public_id: str, key_public_id: str, request_id: str) -> None:
+        async with _bounded(self._timeout_s):
+            pipe = self._redis.pipeline(transaction=False)
+            for key in line_keys(tenant_public_id, key_public_id):
+                pipe.zrem(key, request_id)
+            await pipe.execute()
 
     async def note_refusal(self, tenant_public_id: str, text: str) -> None:
         """Keeps why a request was refused: the last some hundred, a week."""

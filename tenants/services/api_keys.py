@@ -53,6 +53,7 @@ def issue_api_key(
     allowed_networks: Iterable[str] = (),
     max_tier: Tier | None = None,
     service_account: ServiceAccount | None = None,
+    waits_for_rate: bool = False,
 ) -> IssuedKey:
     """Raises django.core.exceptions.ValidationError when a value won't do."""
     if project is not None and project.tenant_id != tenant.pk:
@@ -73,6 +74,7 @@ def issue_api_key(
         allowed_networks=_networks(allowed_networks),
         max_tier=max_tier,
         service_account=service_account,
+        waits_for_rate=waits_for_rate,
     )
     api_key.full_clean(validate_constraints=False)  # expires_at is checked against created_at, not yet known
     api_key.save()
@@ -102,8 +104,10 @@ def change_api_key(
     allowed_models: Iterable[str],
     allowed_networks: Iterable[str],
     max_tier: Tier | None,
+    waits_for_rate: bool | None = None,
 ) -> bool:
     """Renames a key, moves it to a project, binds it anew; it holds within a second. False when nothing differs.
+    `waits_for_rate` stays as it is unless given.
 
     Raises django.core.exceptions.ValidationError when a value won't do.
     """
@@ -115,11 +119,17 @@ def change_api_key(
     locked.name, locked.project, locked.max_tier = name.strip(), project, max_tier
     locked.allowed_models = sorted(set(allowed_models))
     locked.allowed_networks = _networks(allowed_networks)
+    if waits_for_rate is not None:
+        locked.waits_for_rate = waits_for_rate
     locked.full_clean()
     after = _bounds(locked)
     if after == before:
         return False
-    locked.save(update_fields=["name", "project", "max_tier", "allowed_models", "allowed_networks"])
+    locked.save(
+        update_fields=[
+            "name", "project", "max_tier", "allowed_models", "allowed_networks", "waits_for_rate",
+        ]
+    )  # fmt: skip
     changed = [field for field in after if after[field] != before[field]]
     record_audit(
         actor=actor,
@@ -201,6 +211,7 @@ def _bounds(api_key: ApiKey) -> dict[str, Any]:
         "allowed_models": api_key.allowed_models,
         "allowed_networks": api_key.allowed_networks,
         "max_tier": None if api_key.max_tier is None else api_key.max_tier.name,
+        "waits_for_rate": api_key.waits_for_rate,
     }
 
 
