@@ -50,8 +50,11 @@ def bench(rows: int) -> dict[str, object]:
     from engine_worker.protocol import UsageEvent
     from inference import selectors
     from inference.reports import Dimension, Report, Width, usage_page
+    from inference.request_log import Ending, Wanted, log_page
+    from inference.services.explain import explain
     from inference.services.ledger import record_usage
     from inference.services.reconcile import ledger_differences
+    from inference.statements import statement_of
     from tenants.models import ModelPrice, Tier
     from tenants.services import Actor, create_tenant, issue_api_key
 
@@ -114,6 +117,26 @@ def bench(rows: int) -> dict[str, object]:
             cursor = usage_page(report, limit=1000, cursor=cursor).next_cursor or cursor
         return cursor
 
+    newest = selectors.recent_requests(tenant, limit=1)[0]
+    narrowed = {
+        "all": Wanted(),
+        "of a model": Wanted(model="small"),
+        "of a key": Wanted(key=newest.key_public_id),
+        "cancelled, of a key and model": Wanted(
+            ending=Ending.STOPPED, model="large", key=newest.key_public_id
+        ),
+        "of a model that was never used": Wanted(model="none"),
+    }
+
+    def log_of(wanted: Wanted, before: str = "") -> Callable[[], object]:
+        return lambda: log_page(tenant, wanted, before=before)
+
+    def far_log() -> str:
+        cursor = ""
+        for _ in range(20):
+            cursor = log_page(tenant, Wanted(), before=cursor)[1] or cursor
+        return cursor
+
     pages = {
         "days": timed(page_of(Width.DAY)),
         "days by model and key": timed(page_of(Width.DAY, Dimension.MODEL, Dimension.KEY)),
@@ -127,6 +150,11 @@ def bench(rows: int) -> dict[str, object]:
         "console overview": timed(lambda: selectors.today_and_this_month(tenant)),
         "console usage": timed(lambda: selectors.usage_by_day_and_model(tenant, days=90)),
         "console requests": timed(lambda: selectors.recent_requests(tenant, limit=15)),
+        "console month's health": timed(lambda: selectors.month_health(tenant)),
+        "console statement": timed(lambda: statement_of(tenant, (start + timedelta(days=40)).date())),
+        **{f"request log, {name}": timed(log_of(wanted)) for name, wanted in narrowed.items()},
+        "request log, far": timed(log_of(Wanted(), before=far_log())),
+        "explained": timed(lambda: explain(tenant.pk, str(tenant.public_id), newest.request_id)),
     }
     began = time.perf_counter()
     differences = len(ledger_differences())

