@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet, Sum
 from django.utils import timezone
 
 from inference.models import UsageDay, UsageRecord
 from tenants.models import Tenant
 
 PAGE = 50
+_A_ZONE = timedelta(days=1)
+"""More than any zone's day differs from UTC's."""
 
 
 class Ending(StrEnum):
@@ -42,16 +45,14 @@ def log_page(
     tenant: Tenant, wanted: Wanted, *, before: str = "", limit: int = PAGE
 ) -> tuple[list[UsageRecord], str]:
     """One page and, where more follow, the cursor to them. A cursor that is none of ours begins at the newest."""
-    rows = UsageRecord.objects.filter(tenant=tenant)
-    if wanted.ending is Ending.COMPLETE:
-        rows = rows.exclude(finish_reason__in=[reason for every in _REASONS.values() for reason in every])
-    elif wanted.ending is not None:
-        rows = rows.filter(finish_reason__in=_REASONS[wanted.ending])
-    if wanted.model:
-        rows = rows.filter(model=wanted.model)
-    if wanted.key:
-        rows = rows.filter(key_public_id=wanted.key)
-    if last := _read_cursor(before):
+    rows = _narrowed(UsageRecord.objects.filter(tenant=tenant), wanted)
+    last = _read_cursor(before)
+    if wanted != Wanted():
+        span = _span(tenant, wanted, None if last is None else last[0].date(), limit)
+        if span is None:
+            return [], ""
+        rows = rows.filter(created_at__gte=span[0], created_at__lt=span[1])
+    if last:
         moment, row_id = last
         # The first condition alone lets the index and the partitions be used.
         rows = rows.filter(created_at__lte=moment).filter(
@@ -61,6 +62,41 @@ def log_page(
     more = len(page) > limit
     page = page[:limit]
     return page, f"{page[-1].created_at.isoformat()}_{page[-1].id}" if more else ""
+
+
+def _narrowed(rows: QuerySet[Any], wanted: Wanted) -> QuerySet[Any]:
+    """Of the ledger, or of its roll-ups: both have these columns."""
+    if wanted.ending is Ending.COMPLETE:
+        rows = rows.exclude(finish_reason__in=[reason for every in _REASONS.values() for reason in every])
+    elif wanted.ending is not None:
+        rows = rows.filter(finish_reason__in=_REASONS[wanted.ending])
+    if wanted.model:
+        rows = rows.filter(model=wanted.model)
+    return rows.filter(key_public_id=wanted.key) if wanted.key else rows
+
+
+def _span(
+    tenant: Tenant, wanted: Wanted, cursor_day: date | None, limit: int
+) -> tuple[datetime, datetime] | None:
+    """Between which moments the next page lies, as the roll-ups have it; None: there is nothing.
+
+    Without it, what a key did once would be looked for in every request that its tenant ever made.
+    """
+    days = _narrowed(UsageDay.objects.filter(tenant=tenant, requests__gt=0), wanted)
+    if cursor_day is not None:
+        days = days.filter(day__lte=cursor_day + _A_ZONE)
+    chosen: list[date] = []
+    found = 0
+    for day, requests in days.order_by("-day").values_list("day").annotate(n=Sum("requests")):
+        chosen.append(day)
+        # What lies on the cursor's own day may have been on the pages before.
+        found += 0 if cursor_day is not None and day >= cursor_day - _A_ZONE else int(requests)
+        if found > limit:
+            break
+    if not chosen:
+        return None
+    first, last = (datetime.combine(day, time.min, UTC) for day in (chosen[-1], chosen[0]))
+    return first - _A_ZONE, last + 2 * _A_ZONE
 
 
 def find_record(tenant: Tenant, request_id: str) -> UsageRecord | None:

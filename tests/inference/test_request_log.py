@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
 from inference import selectors
-from inference.request_log import PAGE, Wanted, log_page
+from inference.request_log import PAGE, Ending, Wanted, log_page
+from tenants.models import Tenant
 from tenants.principal import Calendar, LimitMetric
 from tenants.quotas.gauges import forecast
 from tenants.quotas.types import BucketState
@@ -39,6 +41,34 @@ def test_pages_of_the_log_hold_each_request_once(cast: Cast):
     assert pages == 3
     assert len(seen) == len(set(seen)) == 2 * PAGE + 7
     assert "another's" not in seen
+
+
+def test_narrowed_pages_hold_each_request_once_however_rare(cast: Cast):
+    """FAULTS 72: only the days that have some are read, and none of them twice."""
+    noon = timezone.now().replace(hour=12)
+    Tenant.objects.filter(pk=cast.tenant.pk).update(timezone="Pacific/Kiritimati")  # 14 hours ahead
+    zone = ZoneInfo("Pacific/Kiritimati")
+    wanted = 0
+    for back in range(0, 400, 8):
+        for number in range(1 + 5 * (back % 3)):
+            at = noon - timedelta(days=back, minutes=37 * number)
+            rare = number % 3 != 1
+            wanted += rare
+            record(
+                cast.tenant, created_at=at, day=at.astimezone(zone).date(), model="rare" if rare else "other",
+                request_id=f"{back}-{number}",
+            )  # fmt: skip
+    seen: list[str] = []
+    before, pages = "", 0
+    while pages == 0 or before:
+        page, before = log_page(cast.tenant, Wanted(model="rare"), before=before)
+        assert [row.created_at for row in page] == sorted((row.created_at for row in page), reverse=True)
+        seen += [row.request_id for row in page]
+        pages += 1
+        assert pages < 20
+    assert len(seen) == len(set(seen)) == wanted > 2 * PAGE
+    assert log_page(cast.tenant, Wanted(model="never used")) == ([], "")
+    assert len(log_page(cast.tenant, Wanted(model="rare", ending=Ending.FAILED))[0]) == 0
 
 
 @pytest.mark.parametrize("before", ["x", "_1", "2026-01-01_1", "2026-01-01T00:00:00+00:00_x", "\0", "9" * 40])
