@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,8 @@ def proxies(scratch: Path, count: int) -> Iterator[list[str]]:
     (scratch / "config.yaml").write_text(_CONFIG.format(port=port))
     keep = ("PATH", "HOME", "LANG", "TMPDIR")
     env = {name: os.environ[name] for name in keep if name in os.environ}
+    # It refuses to start without one, though the keys are custom_auth's.
+    env["LITELLM_MASTER_KEY"] = f"sk-{secrets.token_hex(32)}"
     env |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": str(scratch)}
     with children(log) as running, log.open("ab") as output:
 
@@ -76,7 +79,7 @@ def proxies(scratch: Path, count: int) -> Iterator[list[str]]:
             litellm = (str(HOME / "bin" / "litellm"), "--config", "config.yaml")
             start(*litellm, "--host", "127.0.0.1", "--port", listen)
             urls.append(f"http://127.0.0.1:{listen}")
-            wait_for(f"{urls[-1]}/health/liveliness", _START_S)
+            wait_for(f"{urls[-1]}/health/liveliness", _START_S, running[-1])
         yield urls
 
 

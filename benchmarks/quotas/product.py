@@ -107,10 +107,10 @@ def gateways(scratch: Path, count: int) -> Iterator[list[str]]:
         yield urls
 
 
-def wait_for(url: str, timeout_s: float) -> None:
-    """Until it answers 200."""
+def wait_for(url: str, timeout_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Until it answers 200. Raises TimeoutError, at once when the process that should answer is gone."""
     ends_at = time.monotonic() + timeout_s
-    while time.monotonic() < ends_at:
+    while time.monotonic() < ends_at and (process is None or process.poll() is None):
         try:
             if httpx.get(url, timeout=10).status_code == 200:
                 return
