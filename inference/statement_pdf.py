@@ -1,4 +1,4 @@
-"""A statement as a PDF: the same rows and sums as its page, set by Typst (docs/adr/0024)."""
+"""A statement as a PDF: the same rows and sums as its page, set by Typst (docs/adr/0025)."""
 
 from __future__ import annotations
 
