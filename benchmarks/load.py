@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -43,7 +44,7 @@ import psutil  # noqa: E402  # needs the path above
 from benchmarks.engine.measure import processor  # noqa: E402
 from weir.load.client import End, Outcome, Target, closed_loop, open_loop  # noqa: E402
 from weir.load.mix import Mix  # noqa: E402
-from weir.load.report import Objective, Report, summarise  # noqa: E402
+from weir.load.report import Objective, Report, percentiles, summarise  # noqa: E402
 
 MODEL = "bench"
 TENANTS = 8
@@ -141,6 +142,20 @@ def missing_in_ledger(outcomes: Sequence[Outcome]) -> list[str]:
         time.sleep(1)
 
 
+def waits(outcomes: Sequence[Outcome]) -> dict[str, tuple[float, float, float]]:
+    """What of the clients' time to the first token was the queue's and the engine's: P50, P90, P99, seconds. The rest
+    was the gateway's and the client's own."""
+    from inference.models import UsageRecord
+
+    ids = [outcome.request_id for outcome in outcomes if outcome.end is End.DONE]
+    rows = UsageRecord.unscoped.filter(request_id__in=ids, first_token_at__isnull=False)
+    times = list(rows.values_list("created_at", "claimed_at", "first_token_at"))
+    return {
+        "queue_s": percentiles([(claimed - created).total_seconds() for created, claimed, _ in times]),
+        "engine_s": percentiles([(first - claimed).total_seconds() for _, claimed, first in times]),
+    }
+
+
 async def kv_in_use(redis_url: str) -> tuple[int, int]:
     """KV blocks that running requests hold, and requests that the engine knows."""
     from engine_worker.broker import GatewayBroker
@@ -170,6 +185,7 @@ class Bench:
         self._target, self._mix, self._watch = target, mix, watch
         self.objective = Objective(arguments.ttft_slo, arguments.itl_slo)
         self.all: list[Outcome] = []
+        self.by_run: dict[str, list[Outcome]] = {}
 
     def capacity(self) -> float:
         """Answers a second, with every slot of the engine taken."""
@@ -189,6 +205,7 @@ class Bench:
         began = time.monotonic()
         outcomes = asyncio.run(open_loop(self._target, self._mix.poisson(rate, seconds)))
         self.all += outcomes
+        self.by_run[name] = outcomes
         report = summarise(
             outcomes, duration_s=seconds, objective=self.objective, from_s=seconds * self._arguments.warm_up
         )
@@ -263,7 +280,10 @@ def bench(arguments: argparse.Namespace, scratch: Path, base_url: str) -> dict[s
         "factors": arguments.factors,
         "seconds": arguments.seconds,
         "soak_s": arguments.soak,
-        "runs": {name: report.as_json() for name, report in reports.items()},
+        "runs": {
+            name: report.as_json() | {"of_ttft": waits(bench.by_run[name])}
+            for name, report in reports.items()
+        },
     }
 
 
@@ -290,6 +310,7 @@ def main() -> None:
     from engine_worker.model_store import ensure_model
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the product ends with its benchmark
     os.environ["WEIR_MAX_NUM_SEQS"] = str(arguments.slots)
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as directory:
         scratch = Path(directory)
