@@ -47,6 +47,12 @@ class SignOnForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptabl
             raise ValidationError("Owners are made by owners.")
         return role
 
+    def clean_issuer(self) -> str:
+        issuer = str(self.cleaned_data["issuer"])
+        if not issuer.startswith(("https://", "http://")):
+            raise ValidationError("An address that begins with https://.")
+        return issuer
+
     def clean_domain(self) -> str:
         return str(self.cleaned_data["domain"]).strip().lower()
 

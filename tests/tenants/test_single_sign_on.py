@@ -11,6 +11,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.test import Client
+from django.urls import reverse
 
 from tenants.models import AuditEntry, Membership, Role, TenantSignOn, User
 from tenants.services.sign_on import set_sign_on
@@ -184,3 +185,40 @@ def test_what_can_not_be_set(cast, sign_on, provider):
         TenantSignOn.objects.for_tenant(cast.tenant).update(default_role="owner")
     entry = AuditEntry.objects.filter(tenant=cast.tenant, action="sign_on.set").get()
     assert CLIENT_SECRET not in str(entry.after)
+
+
+def test_the_operator_sets_it_in_the_admin(cast, provider):
+    operator = Client()
+    operator.force_login(cast.operator)
+    add = reverse("admin:tenants_tenantsignon_add")
+    form = {
+        "tenant": cast.tenant.pk,
+        "domain": "Acme.example",
+        "issuer": provider.issuer,
+        "client_id": CLIENT_ID,
+        "secret": CLIENT_SECRET,
+        "default_role": "viewer",
+    }
+    for wrong in ({"default_role": "owner"}, {"issuer": "ftp://acme.example"}, {"domain": "no domain"}):
+        assert operator.post(add, form | wrong).status_code == 200
+    assert operator.post(add, form).status_code == 302
+    row = TenantSignOn.objects.for_tenant(cast.tenant).get()
+    change = reverse("admin:tenants_tenantsignon_change", args=[row.pk])
+    page = operator.get(change).content.decode()
+    assert f"/oidc/{row.app.provider_id}/login/callback/" in page
+    assert CLIENT_SECRET not in page
+    # An empty secret keeps the one that is there.
+    assert operator.post(change, form | {"secret": "", "default_role": "developer"}).status_code == 302
+    row = TenantSignOn.objects.for_tenant(cast.tenant).select_related("app").get()
+    assert (row.default_role, row.app.secret) == ("developer", CLIENT_SECRET)
+    come(Client())
+    assert Membership.objects.for_tenant(cast.tenant).filter(user__email="ada@acme.example").exists()
+    delete = reverse("admin:tenants_tenantsignon_delete", args=[row.pk])
+    assert operator.post(delete, {"post": "yes"}).status_code == 302
+    assert not TenantSignOn.objects.for_tenant(cast.tenant).exists()
+    told = AuditEntry.objects.filter(tenant=cast.tenant, action__startswith="sign_on.").order_by("id")
+    assert [(entry.action, entry.actor_user) for entry in told] == [
+        ("sign_on.set", cast.operator),
+        ("sign_on.set", cast.operator),
+        ("sign_on.removed", cast.operator),
+    ]
