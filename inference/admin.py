@@ -14,9 +14,12 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from inference.models import Alert, ParkedUsageEvent, UsageAdjustment, UsageRecord
+from inference.operation_admin import AnnouncementAdmin, MaintenanceAdmin, ModelSettingAdmin
 from inference.services.ledger import UnfitEvent, adjust_usage, file_parked_event
 from tenants.admin.base import ReadOnlyAdmin, actor_of
 from tenants.templatetags.figures import usd
+
+__all__ = ["AnnouncementAdmin", "MaintenanceAdmin", "ModelSettingAdmin"]
 
 _REASONS = {
     "stop": "success",

@@ -58,7 +58,7 @@ def chat(request: HttpRequest, console: Console) -> HttpResponse:
     context = {
         "console": console,
         "section": "chat",
-        "models": served_models() if console.may_chat else (),
+        "models": served_models(console.tenant) if console.may_chat else (),
         "tiers": tiers_open_to(console.tenant),
         "max_output_tokens": longest,
         "default_max_tokens": min(_DEFAULT_MAX_TOKENS, longest),

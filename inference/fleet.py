@@ -9,6 +9,8 @@ from asgiref.sync import async_to_sync
 from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
+from inference.site_policy import read_policy
+from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
 
@@ -22,13 +24,23 @@ class ServedModel:
     context_length: int
 
 
-def served_models() -> tuple[ServedModel, ...]:
-    """Models that generate and have a live worker, by name; none when the broker can't be reached."""
+def served_models(tenant: Tenant | None = None) -> tuple[ServedModel, ...]:
+    """Models that generate and have a live worker, aliases too, by name; none when the broker can't be reached.
+
+    Those that the tenant may use; without one, those that everybody may.
+    """
     try:
-        return async_to_sync(_served_models)()
+        served = async_to_sync(_served_models)()
     except BrokerUnavailable as error:
         log.warning("fleet.unavailable", error=str(error))
         return ()
+    policy = read_policy()
+    asker = str(tenant.public_id) if tenant else "nobody"
+    known = {model.name: model for model in served}
+    for alias in policy.aliases_for(asker):
+        if (target := known.get(policy.rules[alias].target)) is not None:
+            known[alias] = ServedModel(alias, target.context_length)
+    return tuple(known[name] for name in sorted(known) if policy.is_visible(name, asker))
 
 
 async def _served_models() -> tuple[ServedModel, ...]:

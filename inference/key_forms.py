@@ -40,7 +40,7 @@ class Choices:
     @classmethod
     def of(cls, tenant: Tenant) -> Choices:
         projects = list(Project.objects.for_tenant(tenant))
-        return cls(projects, tiers_open_to(tenant), [model.name for model in served_models()])
+        return cls(projects, tiers_open_to(tenant), [model.name for model in served_models(tenant)])
 
 
 class KeyForm(forms.Form):

@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import structlog
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker, TokenizerMissing
 from engine_worker.protocol import ModelCard, Rung
 from inference.errors import InvalidRequest, NotFound, Overloaded
 from inference.prompts import PromptRenderer
+from inference.site_policy import NO_DEFAULTS, Defaults, ModelRule, Policy, SitePolicy
 
 log = structlog.get_logger(__name__)
 
@@ -36,12 +38,16 @@ class ServedModel:
     """Of the worker that is best off."""
     adapter: str = ""
     """The LoRA adapter that was asked for with it; "": none."""
+    alias: str = ""
+    """The other name that it was asked for by; "": its own."""
+    defaults: Defaults = NO_DEFAULTS
 
 
 class ModelCatalogue:
     """One per event loop. Rendering and tokenising run in `executor`, which it owns."""
 
-    def __init__(self, broker: GatewayBroker) -> None:
+    def __init__(self, broker: GatewayBroker, policy: SitePolicy) -> None:
+        self._policy = policy
         self._broker = broker
         self._models: dict[str, ServedModel] = {}
         self._alive_at: dict[str, float] = {}
@@ -68,13 +74,23 @@ class ModelCatalogue:
         return model
 
     async def _find(self, name: str, tenant_public_id: str) -> ServedModel:
+        policy = await self._policy.current()
         base, _, adapter = name.rpartition(":")
-        if not base or name in self._models:
-            return await self._get(name, name)
-        model = await self._get(base, name)
+        if not base or name in self._models or name in policy.rules:
+            return await self._as_decided(policy, name, name, tenant_public_id)
+        model = await self._as_decided(policy, base, name, tenant_public_id)
         if adapter not in visible_adapters(model, tenant_public_id):
             raise _not_found(name)
         return replace(model, adapter=adapter)
+
+    async def _as_decided(self, policy: Policy, name: str, asked: str, tenant_public_id: str) -> ServedModel:
+        """With what the operator set for it."""
+        if not policy.may_use(name, tenant_public_id):
+            raise _not_found(asked)
+        rule = policy.rules.get(name)
+        if rule is None:
+            return await self._get(name, asked)
+        return _ruled(await self._get(rule.target or name, asked), name, rule)
 
     async def _get(self, name: str, asked: str) -> ServedModel:
         self._refresh_if_stale()
@@ -98,11 +114,23 @@ class ModelCatalogue:
             )
         return model
 
-    async def all(self) -> list[ServedModel]:
-        """By name; those without a worker for a while are left out."""
+    async def all(self, tenant_public_id: str = "") -> list[ServedModel]:
+        """Those that this tenant ("": any) may use, aliases too, by name; without a worker for a while: left out."""
+        policy = await self._policy.current()
         self._refresh_if_stale()
         await self._refreshed()
-        return [model for name, model in sorted(self._models.items()) if self._is_alive(name)]
+        found: dict[str, ServedModel] = {}
+        for name in {*self._models, *policy.aliases_for(tenant_public_id)}:
+            rule = policy.rules.get(name)
+            served = rule.target or name if rule else name
+            if (
+                served in self._models
+                and self._is_alive(served)
+                and policy.is_visible(name, tenant_public_id)
+            ):
+                model = self._models[served]
+                found[name] = _ruled(model, name, rule) if rule else model
+        return [found[name] for name in sorted(found)]
 
     def _is_alive(self, name: str) -> bool:
         return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S
@@ -161,6 +189,13 @@ class ModelCatalogue:
         for name, model in self._models.items():
             model.rung = Rung(min(rungs.get(name, [Rung.NONE]), default=Rung.NONE))
         self._refreshed_at = now
+
+
+def _ruled(model: ServedModel, name: str, rule: ModelRule) -> ServedModel:
+    card = model.card
+    if rule.context_length is not None and rule.context_length < card.context_length:
+        card = msgspec.structs.replace(card, context_length=rule.context_length)
+    return replace(model, card=card, alias=name if rule.target else "", defaults=rule.defaults)
 
 
 def visible_adapters(model: ServedModel, tenant_public_id: str) -> list[str]:

@@ -14,6 +14,7 @@ from django.conf import settings
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from inference.models_served import ModelCatalogue
 from inference.services.recall import recall_from_ledger
+from inference.site_policy import SitePolicy
 from inference.streams import LiveStreams
 from inference.tenant_watch import TenantWatch
 from tenants.quotas.store import QuotaStore
@@ -61,7 +62,8 @@ class Runtime:
         self.broker = GatewayBroker(settings.REDIS_URL)
         self.quotas = QuotaStore(settings.REDIS_URL, recall=recall_from_ledger)
         self.streams = LiveStreams(self.broker, self.gateway_id)
-        self.models = ModelCatalogue(self.broker)
+        self.policy = SitePolicy()
+        self.models = ModelCatalogue(self.broker, self.policy)
         self.detached = Detached(self.broker, self.streams.channel)
         self.tenants = TenantWatch()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,6 +85,7 @@ class Runtime:
         await self.detached.aclose()
         await self.streams.aclose()
         await self.models.aclose()
+        await self.policy.aclose()
         await self.quotas.aclose()
         await self.broker.aclose()
 

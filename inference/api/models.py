@@ -18,7 +18,7 @@ async def list_models(call: ApiCall) -> HttpResponse:
     """The models that the key may use."""
     tenant = call.principal.tenant_public_id
     found: list[ServedModel] = []
-    for model in await call.runtime.models.all():
+    for model in await call.runtime.models.all(tenant):
         if call.principal.allows(model.card.model):
             adapted = (replace(model, adapter=name) for name in visible_adapters(model, tenant))
             found += [model, *adapted]
@@ -36,5 +36,6 @@ async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
 
 
 def _object(model: ServedModel) -> ModelObject:
-    name = f"{model.card.model}:{model.adapter}" if model.adapter else model.card.model
+    name = model.alias or model.card.model
+    name = f"{name}:{model.adapter}" if model.adapter else name
     return ModelObject(id=name, created=model.first_seen_at, max_model_len=model.card.context_length)

@@ -4,6 +4,7 @@ from inference.models.batch import Batch, BatchResult, BatchStatus, StoredFile
 from inference.models.conversation import Conversation, Exchange
 from inference.models.export import ExportFile, ExportFormat, ExportState, UsageExport
 from inference.models.idempotency import IdempotentRequest
+from inference.models.operation import Announcement, Maintenance, ModelSetting
 from inference.models.response import StoredResponse
 from inference.models.rollup import (
     LATENCY_STEP,
@@ -20,6 +21,7 @@ __all__ = [
     "LATENCY_STEP",
     "Alert",
     "AlertKind",
+    "Announcement",
     "Batch",
     "BatchResult",
     "BatchStatus",
@@ -32,6 +34,8 @@ __all__ = [
     "IdempotentRequest",
     "LatencyDay",
     "LatencyMetric",
+    "Maintenance",
+    "ModelSetting",
     "ParkedUsageEvent",
     "RecordedRequest",
     "StoredFile",

@@ -16,7 +16,7 @@ import uuid_utils
 from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
-from engine_worker.protocol import GenerateRequest, Rung
+from engine_worker.protocol import GenerateRequest, Rung, SamplingParams
 from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded, RateLimited
 from inference.models_served import ServedModel, refuse_other_kind
 from inference.runtime import Runtime
@@ -85,6 +85,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     Raises ApiError: InvalidRequest (too long, can never fit), RateLimited, Overloaded, Conflict. Nothing is
     charged and nothing is queued then.
     """
+    (await runtime.policy.current()).refuse_in_maintenance()
     refuse_other_kind(asked.model, "embedding" if asked.text_lengths else "generate")
     _refuse_when_overloaded(principal, asked.model)
     if not principal.allows(asked.model.card.model):
@@ -99,6 +100,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         seed=secrets.randbits(63),
         grammar=asked.grammar,
     )
+    sampling = _with_defaults(sampling, asked)
     tier = principal.tier
     price: Price | None = None
     created_at_ms = 0
@@ -270,7 +272,19 @@ def _max_tokens(principal: Principal, asked: Submission) -> int:
         return requested
     if principal.tier.rank > 0 and asked.model.rung >= Rung.SHORTER_ANSWERS:
         cap = min(cap, _SHORT_ANSWER)
+    if asked.model.defaults.max_tokens is not None:
+        cap = min(cap, asked.model.defaults.max_tokens)
     return min(context - prompt, cap)
+
+
+def _with_defaults(sampling: SamplingParams, asked: Submission) -> SamplingParams:
+    """What the operator set for the model holds where the request names nothing."""
+    defaults = asked.model.defaults
+    if asked.fields.temperature is None and defaults.temperature is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=defaults.temperature)
+    if asked.fields.top_p is None and defaults.top_p is not None:
+        sampling = msgspec.structs.replace(sampling, top_p=defaults.top_p)
+    return sampling
 
 
 def _refuse_when_overloaded(principal: Principal, model: ServedModel) -> None:

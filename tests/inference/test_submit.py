@@ -202,7 +202,7 @@ async def test_an_engine_beyond_its_means_sheds_low_tiers_first(runtime, model, 
         seen = []
         for rung in (Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE):
             await worker.heartbeat(status(roomy.card.model, rung), tokenizer_sha256="x")
-            catalogue = ModelCatalogue(runtime.broker)
+            catalogue = ModelCatalogue(runtime.broker, runtime.policy)
             roomy.rung = (await catalogue.get(roomy.card.model, tenant_public_id="t")).rung
             await catalogue.aclose()
             seen.append(roomy.rung)
@@ -232,7 +232,7 @@ async def test_one_model_that_cannot_be_read_leaves_the_others_served(runtime, m
         WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
         for card in (bad, missing, good)
     ]
-    catalogue = ModelCatalogue(runtime.broker)
+    catalogue = ModelCatalogue(runtime.broker, runtime.policy)
     server = aioredis.Redis.from_url(settings.REDIS_URL)
     try:
         await workers[0].register(bad, b"not a tokenizer")

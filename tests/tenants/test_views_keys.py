@@ -132,7 +132,7 @@ def test_the_list_costs_the_same_for_many_keys(cast: Cast, django_assert_max_num
         make_key(cast.tenant)
     client = signed_in(cast.owner)
     client.get(keys_url(cast))
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(10):
         assert client.get(keys_url(cast)).status_code == 200
 
 
