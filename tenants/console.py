@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.sessions.backends.base import SessionBase
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import SimpleLazyObject
 
@@ -19,11 +21,15 @@ from tenants.principal import Principal, Scope
 from tenants.rights import RIGHTS, SCOPES_BY_ROLE, Right
 from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
 from tenants.selectors import member_principal
+from tenants.support import visit_of
 
 _P = ParamSpec("_P")
 
 _LAST_TENANT = "console_tenant"
 """Session key: the tenant that this person looked at last, where the next visit begins."""
+
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Console:
     membership: Membership
     memberships: tuple[Membership, ...]
     """All of this person's, by the tenant's name."""
+    support_until: datetime | None = None
+    """An operator who looks for support, and does not belong to it: until then."""
 
     @property
     def tenant(self) -> Tenant:
@@ -83,7 +91,7 @@ def memberships_of(user: User) -> tuple[Membership, ...]:
 def open_console(request: HttpRequest, tenant_public_id: UUID) -> Console:
     """The console of one tenant. To those who don't belong to it, it does not exist: Http404."""
     console = console_of(cast(User, request.user), request.session, tenant_public_id)
-    if request.session.get(_LAST_TENANT) != str(tenant_public_id):
+    if console.support_until is None and request.session.get(_LAST_TENANT) != str(tenant_public_id):
         request.session[_LAST_TENANT] = str(tenant_public_id)
     return console
 
@@ -95,6 +103,12 @@ def console_of(user: User, session: SessionBase, tenant_public_id: UUID) -> Cons
         if membership.tenant.public_id == tenant_public_id:
             bind_tenant(membership.tenant_id)
             return Console(user, membership, memberships)
+    visit = visit_of(user, session)
+    if visit is not None and visit.tenant_public_id == tenant_public_id:
+        tenant = Tenant.objects.select_related("tier").get(public_id=tenant_public_id)
+        bind_tenant(tenant.pk)
+        as_viewer = Membership(tenant=tenant, user=user, role=Role.VIEWER)
+        return Console(user, as_viewer, memberships, support_until=visit.until)
     raise Http404
 
 
@@ -126,7 +140,10 @@ def tenant_page(
     @login_required
     @wraps(view)
     def page(request: HttpRequest, tenant_id: UUID, *args: _P.args, **kwargs: _P.kwargs) -> HttpResponse:
-        response = view(request, open_console(request, tenant_id), *args, **kwargs)
+        console = open_console(request, tenant_id)
+        if console.support_until is not None and request.method not in _READING:
+            raise PermissionDenied
+        response = view(request, console, *args, **kwargs)
         response.headers.setdefault("Cache-Control", "no-store")
         return response
 

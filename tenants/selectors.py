@@ -237,22 +237,26 @@ def _limit_spec(row: QuotaLimit, owner_id: str) -> LimitSpec:
     )
 
 
+def tenant_principal(tenant: Tenant, api_key: ApiKey | None = None) -> Principal:
+    """Whom its limits bind, and one of its keys'; to read them by, for it may do nothing."""
+    return Principal(
+        tenant_id=tenant.pk,
+        tenant_public_id=str(tenant.public_id),
+        tenant_name=tenant.name,
+        tier=tier_spec(tenant.tier),
+        limits=limits_of(tenant, api_key),
+        scopes=frozenset(),
+        zone=tenant.timezone,
+    )
+
+
 def budgets_of(tenant: Tenant) -> list[tuple[Principal, LimitSpec]]:
     """Every budget that binds the tenant or one of its keys, with a principal that it binds."""
     found: dict[LimitSpec, Principal] = {}
     keys = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None, limits__calendar__gt="").distinct()
     for api_key in [None, *keys]:
-        limits = limits_of(tenant, api_key)
-        principal = Principal(
-            tenant_id=tenant.pk,
-            tenant_public_id=str(tenant.public_id),
-            tenant_name=tenant.name,
-            tier=tier_spec(tenant.tier),
-            limits=limits,
-            scopes=frozenset(),
-            zone=tenant.timezone,
-        )
-        for limit in limits:
+        principal = tenant_principal(tenant, api_key)
+        for limit in principal.limits:
             if limit.is_budget:
                 found.setdefault(limit, principal)
     return [(principal, limit) for limit, principal in found.items()]

@@ -134,6 +134,12 @@ UNFOLD = {
     "SITE_URL": "/",
     "SITE_DROPDOWN": [
         {"icon": "monitoring", "title": "Live: workers, queues", "link": reverse_lazy("admin_live")},
+        {"icon": "groups", "title": "Tenants: usage, limits", "link": reverse_lazy("admin_usage")},
+        {
+            "icon": "construction",
+            "title": "Maintenance",
+            "link": reverse_lazy("admin:inference_maintenance_changelist"),
+        },
         {"icon": "terminal", "title": "Console", "link": "/"},
     ],
     "SITE_ICON": lambda request: static("weir/logo.svg"),

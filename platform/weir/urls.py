@@ -5,7 +5,9 @@ from django.contrib import admin
 from django.urls import include, path
 
 from inference.api.urls import no_such_route
+from inference.operator_tenants import tenants_page
 from inference.operator_views import dead_letter, live_page
+from inference.support_views import end_support, support
 
 urlpatterns = [
     path("v1/", include("inference.api.urls")),
@@ -15,5 +17,8 @@ urlpatterns = [
     path("admin/live/", admin.site.admin_view(live_page), name="admin_live"),
     path("admin/live/dead-letter/", admin.site.admin_view(dead_letter), name="admin_dead_letter"),
     path("admin/login/", secure_admin_login(admin.site.login)),  # one way in, with second factor and lock-out
+    path("admin/usage/", admin.site.admin_view(tenants_page), name="admin_usage"),
+    path("admin/support/<uuid:tenant_id>/", admin.site.admin_view(support), name="admin_support"),
+    path("admin/support/<uuid:tenant_id>/end/", admin.site.admin_view(end_support), name="admin_end_support"),
     path("admin/", admin.site.urls),
 ]

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('inference', '0011_idempotency'),
+        ('inference', '0012_decisions'),
         ('tenants', '0008_keys_and_projects'),
     ]
 
