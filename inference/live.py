@@ -29,6 +29,7 @@ from inference.operator_views import live_context
 from tenants.console import console_of
 from tenants.models import User
 from tenants.quotas.gauges import limit_gauges
+from tenants.row_security import bind_operator
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +68,7 @@ async def _fleet(user: User, session: Any, tenant: str) -> str:
 
 
 def _fleet_now(user: User, state: dict[str, Any] | None) -> str:
+    bind_operator()
     return render_to_string("admin/live_part.html", live_context(user, state))
 
 
