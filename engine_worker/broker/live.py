@@ -14,12 +14,10 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import msgspec
-from redis.asyncio import Connection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Connection
 from redis.exceptions import RedisError
 
-from engine_worker.broker.connection import one_node
+from engine_worker.broker.connection import close_pool, lone_connections
 from engine_worker.broker.errors import BrokerUnavailable
 from engine_worker.protocol import PROTOCOL_VERSION, Chunk
 
@@ -61,15 +59,7 @@ class LiveChannel:
         self._timeout_s = timeout_s
         self._max_messages = max_messages
         self._ping_interval_s = ping_interval_s
-        # A pool only as the parser of the URL and the factory of its kind of connection.
-        # On a cluster any node will do: what one publishes all of them send.
-        self._pool: Any = ConnectionPool.from_url(
-            one_node(url),
-            protocol=2,
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._pool = lone_connections(url, timeout_s=timeout_s)
         self._buffer: deque[list[Chunk] | Gap] = deque()
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -91,6 +81,7 @@ class LiveChannel:
         await asyncio.gather(self._task, return_exceptions=True)
         # Here and not in the task: one that is cancelled before its first step never gets to clean up.
         await self._connection.disconnect(nowait=True)
+        await close_pool(self._pool)
 
     def __aiter__(self) -> Self:
         return self

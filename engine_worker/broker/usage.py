@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import structlog
-from redis import Redis, RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from engine_worker.broker import keys
-from engine_worker.broker.connection import is_cluster, one_node
+from engine_worker.broker.connection import connect_sync, disconnect_sync
 from engine_worker.protocol import ProtocolError, UsageEvent, decode
 
 _log = structlog.get_logger(__name__)
@@ -42,15 +41,10 @@ class UsageReader:
     def __init__(self, url: str, *, abandoned_after_ms: int = _ABANDONED_AFTER_MS) -> None:
         self._abandoned_after_ms = abandoned_after_ms
         retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), 2, supported_errors=(RedisConnectionError,))
-        kind: Any = RedisCluster if is_cluster(url) else Redis
-        self._redis: Redis = kind.from_url(
-            one_node(url), protocol=2, socket_connect_timeout=2.0, socket_timeout=10.0, retry=retry
-        )
+        self._redis = connect_sync(url, connect_timeout_s=2.0, timeout_s=10.0, retry=retry)
 
     def close(self) -> None:
-        self._redis.close()
-        if not isinstance(self._redis, RedisCluster):
-            self._redis.connection_pool.disconnect()
+        disconnect_sync(self._redis)
 
     def read(self, *, consumer: str, count: int, block_ms: int) -> list[tuple[EntryRef, UsageEvent]]:
         """Up to `count` events; first those this or a dead consumer took and never acknowledged.

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from django.db import connection
 from django.utils import timezone
-from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from engine_worker.broker.connection import connect_sync, disconnect_sync
 from inference.services.partitions import partition_months
 from inference.services.recall import budget_spent
 from tenants.models import Tenant
@@ -122,7 +124,7 @@ def counter_differences(redis_url: str) -> list[Difference]:
     """
     now = timezone.now()
     differences = []
-    client = Redis.from_url(redis_url, socket_connect_timeout=5.0, socket_timeout=10.0)
+    client = connect_sync(redis_url, connect_timeout_s=5.0, timeout_s=10.0, retry=Retry(NoBackoff(), 0))
     try:
         for tenant in Tenant.objects.select_related("tier").order_by("id"):
             for principal, limit in budgets_of(tenant):
@@ -134,5 +136,5 @@ def counter_differences(redis_url: str) -> list[Difference]:
                     whose = f"{tenant.slug} {limit.scope} {limit.owner_id} {limit.calendar}"
                     differences.append(Difference("budget counters", whose, {str(limit.metric): amount}))
     finally:
-        client.close()
+        disconnect_sync(client)
     return differences

@@ -15,9 +15,12 @@ from django.core.checks import ERROR, run_checks
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from engine_worker.broker import BrokerUnavailable, UsageReader
+from engine_worker.broker.connection import connect_sync, disconnect_sync
 from inference.operator_api import read_live_state
 from weir.celery import app
 from weir.logs import mask
@@ -108,14 +111,19 @@ def _row_security() -> Iterator[Finding]:
 
 
 def _redis() -> Iterator[Finding]:
-    client = Redis.from_url(
-        settings.REDIS_URL, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, protocol=2
-    )
     try:
-        with client:
+        client = connect_sync(
+            settings.REDIS_URL,
+            connect_timeout_s=_TIMEOUT_S,
+            timeout_s=_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        try:
             client.ping()
             yield Finding("ok", "redis", "answers")
             yield from _redis_settings(client)
+        finally:
+            disconnect_sync(client)
     except RedisError as error:
         yield Finding(
             "error",

@@ -20,7 +20,7 @@ from django.http.response import HttpResponseBase
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 _CLIENT_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECRET: Final = re.compile(r"(?i)\b(bearer\s+|wk_|sk-|wr_|weir_)[A-Za-z0-9._~+/=-]{6,}")
-_URL_PASSWORD: Final = re.compile(r"(\w+://[^:/@\s]*:)[^@/\s]+@")
+_URL_PASSWORD: Final = re.compile(r"([\w+]+://[^:/@\s]*:)[^@/\s]+@")
 _NEVER_LOGGED: Final = frozenset(
     {
         "api_key", "authorization", "completion", "content", "cookie", "messages", "password", "prompt",

@@ -16,6 +16,7 @@ from weir import places
 from weir.csp import STRICT
 from weir.environment import BadEnvironment, Environment, generated_secret
 from weir.logs import logging_config
+from weir.redis_urls import celery_broker, channels_host, check_redis_url
 from weir.servers import DAPHNE, SERVERS
 
 env = Environment()
@@ -205,27 +206,26 @@ if _replica_url:
 ROW_SECURITY = env.flag("WEIR_ROW_SECURITY", False)
 """Tells PostgreSQL with each connection whose rows it may see: where DATABASE_URL names the role weir_gateway."""
 
-_redis = urlsplit(REDIS_URL)
-if _redis.scheme not in {"redis", "rediss", "unix"} or not (_redis.hostname or _redis.path.strip("/")):
-    raise BadEnvironment("REDIS_URL should be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH")
+check_redis_url("REDIS_URL", REDIS_URL)
+CHANNELS_URL = env.secret("WEIR_CHANNELS_URL") or REDIS_URL
+"""The channel layer's and the cache's, which can't use a cluster: one server, or a master that Sentinel names."""
 CACHES = {
     # What counts failed sign-ins: shared, so that guesses are counted over all gateways.
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        "LOCATION": REDIS_URL,
+        "LOCATION": [CHANNELS_URL],  # a list: a text would be split at its commas
         "KEY_PREFIX": "weir:cache",
-        "OPTIONS": {"socket_timeout": 5, "socket_connect_timeout": 5},
+        "OPTIONS": {
+            "pool_class": "weir.redis_urls.CachePool",
+            "socket_timeout": 5,
+            "socket_connect_timeout": 5,
+        },
     }
 }
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.core.RedisChannelLayer",
-        "CONFIG": {
-            # The layer waits 5 s at a time for a message; redis-py's own timeout of 5 s would win that race
-            # and take every idle websocket with it.
-            "hosts": [{"address": REDIS_URL, "socket_timeout": 15, "socket_connect_timeout": 5}],
-            "prefix": "weir:channels",
-        },
+        "CONFIG": {"hosts": [channels_host("WEIR_CHANNELS_URL", CHANNELS_URL)], "prefix": "weir:channels"},
     }
 }
 
@@ -315,9 +315,11 @@ LEDGER_KEPT_MONTHS = env.number("WEIR_LEDGER_KEPT_MONTHS", 0, least=0, most=1200
 """Single requests are forgotten when so many whole months have passed since theirs; 0 keeps them for ever."""
 
 # --- background work -------------------------------------------------------------------------------
-# kombu calls a unix socket redis+socket; its path must stay percent-encoded as it is.
-CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1)
+_celery_url = env.secret("WEIR_CELERY_URL") or REDIS_URL
+"""Celery can't use a cluster either."""
+CELERY_BROKER_URL, _celery_options = celery_broker("WEIR_CELERY_URL", _celery_url)
 CELERY_BROKER_TRANSPORT_OPTIONS = {
+    **_celery_options,
     "global_keyprefix": "weir:celery:",
     "visibility_timeout": 900,  # a lost worker's tasks come back after this: longer than any task may run
     "socket_timeout": 10,

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from engine_worker.broker.connection import connect_for_scripts
+from engine_worker.broker.connection import connect, connect_for_scripts, disconnect, is_cluster
 from tenants.pricing import Price
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas import scripts
@@ -66,27 +62,14 @@ class QuotaStore:
         self._timeout_s = timeout_s
         self._recall = recall
         self._recalling = asyncio.Lock()
-        # A dead connection (the server restarted) is replaced once; each script may be repeated safely.
-        # A cancelled or timed-out command closes its connection, so its reply can't reach the next caller.
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=timeout_s,
-            # None: redis-py would bound a write with asyncio.wait_for, which can swallow a cancellation before
-            # Python 3.12 (python/cpython#86296). `_bounded` bounds the whole call.
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            protocol=2,
-            retry=Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,)),
-            retry_on_error=[RedisConnectionError],
-        )
-        self._redis: Redis = Redis.from_pool(pool)
+        # It replaces a dead connection once: each script may be repeated safely.
+        self._redis = connect(url, timeout_s=timeout_s, max_connections=max_connections)
         self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
         if self._scripts is not self._redis:
             await self._scripts.aclose()
-        await self._redis.aclose()
+        await disconnect(self._redis)
 
     async def reserve(
         self,
@@ -196,8 +179,22 @@ class QuotaStore:
         )
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> None:
-        """Settles a batch in one round trip, for the ledger; each as `settle` would."""
+        """Settles a batch in one round trip (on a cluster one each), for the ledger; each as `settle` would."""
         if not settlements:
+            return
+        if is_cluster(self._redis):  # its pipelines take no scripts
+            await asyncio.gather(
+                *(
+                    self.settle(
+                        tenant_public_id=one.tenant_public_id,
+                        reservation_id=one.reservation_id,
+                        prompt_tokens=one.prompt_tokens,
+                        completion_tokens=one.completion_tokens,
+                        cost_microusd=one.cost_microusd,
+                    )
+                    for one in settlements
+                )
+            )
             return
         script = scripts.load("settle")
         async with _bounded(self._timeout_s):

