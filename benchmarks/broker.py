@@ -1,12 +1,13 @@
 """What the broker costs: calls per second against the raw pipelined limit of the same server, in one run.
 
-    python benchmarks/broker.py [--streams 64] [--steps 2000] [--requests 2000]
+    make bench-broker [ARGS="--streams 64 --steps 2000 --requests 2000"]
 
 Starts the embedded Valkey unless REDIS_URL names one. `publish` is one engine step of `--streams`
 requests, one token each, from building the messages to the verdicts. `raw` sends what the same step
 would need at the least without any of the broker's checks (append, counter, lease for each request,
 one message), in one pipeline whose bytes are made beforehand: what client and server can do at most.
-Interleaved in rounds, so that a noisy machine hits both. The last line is JSON.
+Interleaved in rounds, so that a noisy machine hits both. `publish_share_of_step` is a publish over a step of as many
+streams of the default model on this machine, measured after it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ import asyncio
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
 
 from engine_worker.broker import GatewayBroker, Held, WorkerBroker  # noqa: E402
 from engine_worker.broker.connection import connect  # noqa: E402
+from engine_worker.config import EngineConfig  # noqa: E402
+from engine_worker.engine.async_engine import AsyncEngine  # noqa: E402
+from engine_worker.model_store import DEFAULT_MODEL, ensure_model  # noqa: E402
 from engine_worker.protocol import Chunk, Finish, GenerateRequest, SamplingParams, encode  # noqa: E402
 from weir import embedded  # noqa: E402  # needs the path above
 
@@ -69,11 +75,11 @@ def summary(seconds: list[float]) -> dict[str, float]:
     }
 
 
-async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, object]:
+async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, Any]:
     gateway = GatewayBroker(url, timeout_s=10)
     worker = WorkerBroker(url, model=MODEL, worker_id="bench", lease_ms=600_000, timeout_s=10)
     raw = connect(url, timeout_s=10)
-    results: dict[str, object] = {}
+    results: dict[str, Any] = {}
 
     async def enqueue(n: int) -> object:
         return await gateway.enqueue(request(n), max_queued=10**9, max_queued_per_tenant=10**9)
@@ -171,6 +177,27 @@ async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, 
     return results
 
 
+async def step_ms(streams: int) -> float:
+    """A step of the default model in which so many sequences are decoded, the median."""
+    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    engine = AsyncEngine(EngineConfig(model_dir=model_dir, max_num_seqs=streams, max_model_len=512))
+    await engine.start()
+    rng = random.Random(5)  # noqa: S311
+    steps: list[float] = []
+
+    async def stream(number: int) -> None:
+        prompt = [rng.randrange(256) for _ in range(64)]
+        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        async for _ in engine.generate(str(number), prompt, sampling):
+            stats = engine.stats()
+            if number == 0 and stats.scheduled_tokens == streams:  # no prompt in it
+                steps.append(stats.step_s)
+
+    await asyncio.gather(*map(stream, range(streams)))
+    await engine.stop()
+    return statistics.median(steps) * 1000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,6 +217,9 @@ def main() -> None:
         if process:
             process.terminate()
             process.wait()
+    step = asyncio.run(step_ms(arguments.streams))
+    results["step_ms"] = round(step, 1)
+    results["publish_share_of_step"] = round(results["publish"]["p50_ms"] / step, 4)
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     )

@@ -18,7 +18,8 @@ from tests.engine_worker.models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "tiny"
-START_S = 180.0
+START_S = 600.0
+"""The first start on a machine compiles the kernels."""
 
 
 def tiny_model(scratch: Path, *, positions: int = 1024) -> Path:
@@ -81,9 +82,11 @@ async def wait_for_workers(
 
 
 @asynccontextmanager
-async def one_worker(redis_url: str, scratch: Path, **flags: object) -> AsyncIterator[GatewayBroker]:
-    """A broker, and one worker behind it until the end."""
-    worker = WorkerProcess("w", redis_url, tiny_model(scratch), scratch / "worker.log", flags)
+async def one_worker(
+    redis_url: str, scratch: Path, *, model_dir: Path | None = None, **flags: object
+) -> AsyncIterator[GatewayBroker]:
+    """A broker, and one worker behind it until the end; with the tiny model, unless another is given."""
+    worker = WorkerProcess("w", redis_url, model_dir or tiny_model(scratch), scratch / "worker.log", flags)
     broker = GatewayBroker(redis_url, timeout_s=10)
     worker.start()
     try:

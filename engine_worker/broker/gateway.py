@@ -125,6 +125,7 @@ class GatewayBroker:
             secrets.token_hex(8),
             weight,
             lifetime_ms if max_wait_ms is None else max_wait_ms,
+            request.adapter,
         )
         try:
             reply = await self._call("enqueue", request.model, args)

@@ -72,6 +72,7 @@ class WorkerBroker:
         self.lease_ms = lease_ms
         self._prefix = keys.model_prefix(model)
         self._timeout_s = timeout_s
+        self._adapters: tuple[str, ...] = ()
         self.waiting_class: int | None = None
         """The best class that had a backlog at the last publish; None when nothing waited."""
         self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
@@ -85,6 +86,7 @@ class WorkerBroker:
 
     async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
         """Makes the model known to gateways. The tokenizer goes first: a card never names a missing one."""
+        self._adapters = tuple(card.adapters)
         async with bounded(self._timeout_s):
             await self._redis.set(
                 keys.tokenizer_key(card.tokenizer_sha256), tokenizer_json, ex=keys.CARD_TTL_S
@@ -113,9 +115,12 @@ class WorkerBroker:
         """Up to `count` requests, in order: no more than can start now.
 
         And up to `extra` more of classes better than `put_aside`, for which the worker would put aside
-        what it runs of that class.
+        what it runs of that class. Requests for an adapter that the registered card doesn't name are left
+        to others.
         """
-        reply = await self._call("claim", (self.worker_id, count, self.lease_ms, extra, put_aside))
+        reply = await self._call(
+            "claim", [self.worker_id, count, self.lease_ms, extra, put_aside, *self._adapters]
+        )
         now_ms = int(reply[0])
         return [_claim(entry, now_ms) for entry in reply[1:]]
 

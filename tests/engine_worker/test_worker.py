@@ -302,6 +302,7 @@ async def test_a_dead_engine_hands_back_and_exits_for_the_supervisor(start, gate
 async def test_a_request_that_kills_every_engine_ends_with_an_error_not_a_stop(
     start, gateway, make, model, redis_url
 ):
+    """FAULTS 70: every worker that has it dies in mid-stream."""
     request = make("poison", sampling=SamplingParams(max_tokens=100))
     async with gateway.live(request.reply_channel) as live:
         await put(gateway, request)

@@ -12,6 +12,7 @@
 -- ARGV[3]   lease, ms
 -- ARGV[4]   how many more it would start by putting aside what is of the class in ARGV[5] or below
 -- ARGV[5]   the best class that it would put aside, integer: only better ones come beyond ARGV[2]
+-- ARGV[6..] LoRA adapters that the worker has: requests for others are left to whoever has those
 -- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}, class, counter}, ...}
 -- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000 0 0
 --@include request
@@ -20,8 +21,32 @@ local extra, put_aside = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 local PASS_EVERY = 4
 local PACE_KEPT = 30000
 local NEWEST = 0.3 -- share of the latest interval in the mean
+local DEPTH = 16 -- so many of a line, and so many lines of a tier, are looked at for one that can be served here
 local reply = { now }
 local ended = 0
+local adapters = { [''] = true }
+for i = 6, #ARGV do adapters[ARGV[i]] = true end
+
+local function is_servable(id) return adapters[redis.call('HGET', request_key(id), 'adapter') or ''] end
+
+-- Whose turn it is in a tier: the first servable request of the first line that has one, and that line's counter.
+local function turn_of(rank)
+  local turns = redis.call('ZRANGE', prefix .. 'turns:' .. rank, 0, 0, 'WITHSCORES')
+  local last = 0
+  while #turns > 0 do
+    for i = 1, #turns, 2 do
+      local line = prefix .. 'line:' .. rank .. ':' .. turns[i]
+      local first = redis.call('ZRANGE', line, 0, 0)[1]
+      if is_servable(first) then return first, turns[i + 1] end
+      for _, id in ipairs(redis.call('ZRANGE', line, 1, DEPTH - 1)) do
+        if is_servable(id) then return id, turns[i + 1] end
+      end
+    end
+    if last > 0 then return nil end
+    last = DEPTH - 1
+    turns = redis.call('ZRANGE', prefix .. 'turns:' .. rank, 1, last, 'WITHSCORES')
+  end
+end
 
 -- Of the lower tiers' oldest requests the one that has waited longest beyond its due, or nil.
 local function overdue(ranks)
@@ -30,7 +55,7 @@ local function overdue(ranks)
     local id = redis.call('ZRANGE', prefix .. 'tier:' .. ranks[i], 0, 0)[1]
     local f = redis.call('HMGET', request_key(id), 'created', 'max_wait')
     local waited = 2 * (now - tonumber(f[1])) / tonumber(f[2] or 3600000)
-    if waited >= most then found, most = id, waited end
+    if waited >= most and is_servable(id) then found, most = id, waited end
   end
   return found
 end
@@ -39,7 +64,15 @@ recall_due(100)
 -- The bound keeps one call short when a long backlog has outlived its deadlines; the sweep does the rest.
 while ended < 64 do
   local ranks = redis.call('ZRANGE', prefix .. 'tiers', 0, -1)
-  local class = ranks[1]
+  local class, head, level
+  for i, rank in ipairs(ranks) do
+    head, level = turn_of(rank)
+    if head then
+      class, ranks[1] = rank, rank
+      for _ = 2, i do table.remove(ranks, 2) end
+      break
+    end
+  end
   if not class then break end
   local bound = tonumber(class) < put_aside and count + extra or count
   if #reply > bound then break end
@@ -50,9 +83,8 @@ while ended < 64 do
     redis.call('PEXPIRE', prefix .. 'passes', COUNTERS_KEPT)
   end
   if not id then
-    local turn = redis.call('ZRANGE', prefix .. 'turns:' .. class, 0, 0, 'WITHSCORES')
-    redis.call('SET', prefix .. 'level:' .. class, turn[2], 'PX', COUNTERS_KEPT)
-    id = redis.call('ZRANGE', prefix .. 'line:' .. class .. ':' .. turn[1], 0, 0)[1]
+    redis.call('SET', prefix .. 'level:' .. class, level, 'PX', COUNTERS_KEPT)
+    id = head
   end
 
   local request = find(id)

@@ -17,8 +17,9 @@
 -- ARGV[14]  the tenant's weight against others of its tier, integer, 1 or more
 -- ARGV[15]  the longest wait that is promised, ms: one that would wait longer is refused, and one that has
 --           waited half of it may pass better tiers (see claim)
+-- ARGV[16]  the LoRA adapter that it is for, '' without
 -- Returns   {'ok', requests ahead} | {'duplicate'} | {'full', 'tier', 'tenant' or 'wait', retry after ms}
--- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000 ''
 --@include request
 local id, rank, tenant = ARGV[1], ARGV[4], ARGV[5]
 
@@ -65,7 +66,7 @@ local request = {
 redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,
   'channels', ARGV[8], 'created', now, 'retention', ARGV[11], 'max_attempts', ARGV[12], 'call', ARGV[13],
-  'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7],
+  'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7], 'adapter', ARGV[16] or '',
   'epoch', 0, 'attempts', 0, 'tokens', 0)
 join_queue(request)
 return { 'ok', position(request) }

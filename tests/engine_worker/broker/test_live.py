@@ -70,6 +70,7 @@ async def test_a_silent_connection_is_probed_and_kept_while_it_answers(
 
 
 async def test_a_slow_reader_costs_bounded_memory_and_loses_nothing(gateway, worker, make, model, redis_url):
+    """FAULTS 75: tokens take no channel that drops them silently."""
     request = make("r1")
     await put(gateway, request)
     (claim,) = await worker.claim(1)

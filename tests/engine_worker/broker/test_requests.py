@@ -16,7 +16,16 @@ from engine_worker.broker import (
     WorkerBroker,
 )
 from engine_worker.protocol import Chunk
-from tests.engine_worker.broker.driving import end_backoffs, last, publish, put, tokens, until, usage_events
+from tests.engine_worker.broker.driving import (
+    card,
+    end_backoffs,
+    last,
+    publish,
+    put,
+    tokens,
+    until,
+    usage_events,
+)
 from tests.engine_worker.conftest import Make
 
 
@@ -81,6 +90,27 @@ async def test_a_worker_gets_no_more_than_it_asks_for(gateway, worker, make):
     assert await claimed_ids(worker, 2) == ["r0", "r1"]
     assert await claimed_ids(worker, 10) == ["r2", "r3", "r4"]
     assert await claimed_ids(worker, 10) == []
+
+
+async def test_a_request_for_an_adapter_waits_for_a_worker_that_has_it(
+    gateway, worker, make, redis_url, model
+):
+    """It holds up nobody: neither its tenant's line, nor other tenants, nor lower tiers."""
+    await worker.register(card(model), b"{}")
+    for request_id, rank, tenant, adapter in (
+        ("a0", 0, "t1", "polite"), ("a1", 1, "t1", "polite"), ("plain-1", 1, "t1", ""), ("a2", 1, "t2", "rude"),
+        ("plain-2", 1, "t3", ""), ("plain-3", 2, "t1", ""),
+    ):  # fmt: skip
+        await put(gateway, make(request_id, tier_rank=rank, tenant_id=tenant, adapter=adapter))
+    assert {claim.request.request_id for claim in await worker.claim(2)} == {"plain-1", "plain-2"}
+    assert [claim.request.request_id for claim in await worker.claim(9)] == ["plain-3"]
+    other = WorkerBroker(redis_url, model=model, worker_id="w2", timeout_s=30)
+    try:
+        await other.register(card(model, adapters={"polite": ""}), b"{}")
+        assert [claim.request.request_id for claim in await other.claim(9)] == ["a0", "a1"]
+    finally:
+        await other.aclose()
+    assert (await gateway.request_state(model, "a2")).state == "queued"  # until its deadline
 
 
 @pytest.mark.parametrize(
