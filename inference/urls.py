@@ -3,12 +3,14 @@
 from django.urls import path
 
 from inference import (
+    alert_views,
     batch_views,
     billing_views,
     chat_views,
     health,
     key_views,
     project_views,
+    tenant_views,
     usage_views,
     views,
 )
@@ -25,6 +27,10 @@ urlpatterns = [
     path("chat", chat_views.chat_home, name="chat_home"),
     path("operator/live", live_state, name="live_state"),
     path("t/<uuid:tenant_id>/", views.overview, name="overview"),
+    path("t/<uuid:tenant_id>/alerts/", alert_views.alerts, name="alerts"),
+    path("t/<uuid:tenant_id>/alerts/<uuid:webhook_id>/", alert_views.webhook, name="webhook"),
+    path("t/<uuid:tenant_id>/audit/", tenant_views.audit, name="audit"),
+    path("t/<uuid:tenant_id>/settings/", tenant_views.settings_page, name="settings"),
     path("t/<uuid:tenant_id>/limits/", views.limits, name="limits"),
     path("t/<uuid:tenant_id>/keys/", key_views.keys, name="keys"),
     path("t/<uuid:tenant_id>/keys/<uuid:key_id>/", key_views.key, name="key"),

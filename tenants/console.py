@@ -65,6 +65,10 @@ class Console:
         return Scope.KEYS_WRITE in self.scopes
 
     @property
+    def may_administer(self) -> bool:
+        return Scope.ADMIN in self.scopes
+
+    @property
     def may_chat(self) -> bool:
         return Scope.INFERENCE in self.scopes
 

@@ -14,7 +14,7 @@ from tenants.services.key_limits import KeyLimit, key_limits, set_key_limits
 from tenants.services.limits import remove_quota_limit, set_quota_limit
 from tenants.services.prices import set_model_price
 from tenants.services.projects import create_project, delete_project, rename_project
-from tenants.services.tenants import add_member, create_tenant, resume_tenant, suspend_tenant
+from tenants.services.tenants import add_member, change_tenant, create_tenant, resume_tenant, suspend_tenant
 
 __all__ = [
     "Actor",
@@ -24,6 +24,7 @@ __all__ = [
     "RotationUnderway",
     "add_member",
     "change_api_key",
+    "change_tenant",
     "create_project",
     "create_tenant",
     "delete_project",

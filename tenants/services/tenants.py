@@ -83,3 +83,23 @@ def resume_tenant(*, actor: Actor, tenant: Tenant) -> bool:
         record_audit(actor=actor, action="tenant.resumed", tenant=tenant, target=tenant)
     tenant.refresh_from_db()
     return bool(changed)
+
+
+@transaction.atomic
+def change_tenant(*, actor: Actor, tenant: Tenant, name: str, timezone: str) -> bool:
+    """What a tenant's own people may change of it. False when nothing differs.
+
+    Raises django.core.exceptions.ValidationError when a value won't do.
+    """
+    locked = Tenant.objects.select_for_update(of=("self",)).get(pk=tenant.pk)
+    before = {"name": locked.name, "timezone": locked.timezone}
+    locked.name, locked.timezone = name.strip(), timezone
+    locked.full_clean()
+    after = {"name": locked.name, "timezone": locked.timezone}
+    if after == before:
+        return False
+    locked.save(update_fields=["name", "timezone", "updated_at"])
+    record_audit(
+        actor=actor, action="tenant.changed", tenant=locked, target=locked, before=before, after=after
+    )
+    return True

@@ -1,0 +1,119 @@
+"""The console's pages about alerts: what the tenant was told, and the webhooks that are told it too."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from inference.models import AlertKind
+from inference.selectors import latest_alerts
+from inference.services.webhooks import (
+    ENDPOINTS_MAX,
+    WebhookNotFound,
+    change_webhook,
+    create_webhook,
+    delete_webhook,
+    get_webhook,
+    list_webhooks,
+    recent_deliveries,
+    rotate_webhook_secret,
+    shown_secret,
+    try_webhook,
+)
+from tenants.client_address import client_address
+from tenants.console import Console, tenant_page
+from tenants.services import Actor
+
+_SHOWN = 100
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@tenant_page
+def alerts(request: HttpRequest, console: Console) -> HttpResponse:
+    """The latest; a POST makes a webhook."""
+    if request.method == "POST":
+        _require_administrator(console)
+        kinds = [kind for kind in request.POST.getlist("kinds") if kind in AlertKind.values]
+        try:
+            made = create_webhook(
+                actor=_actor(request, console),
+                tenant=console.tenant,
+                url=request.POST.get("url", "").strip(),
+                kinds=kinds,
+            )
+        except ValidationError as error:
+            messages.error(request, " ".join(error.messages))
+            return redirect("alerts", console.tenant.public_id)
+        return redirect("webhook", console.tenant.public_id, made.public_id)
+    context: dict[str, Any] = {
+        "console": console,
+        "section": "alerts",
+        "alerts": latest_alerts(console.tenant.pk, limit=_SHOWN),
+        "kinds": AlertKind.choices,
+        "webhooks": list_webhooks(console.tenant.pk) if console.may_administer else [],
+        "webhooks_max": ENDPOINTS_MAX,
+    }
+    return render(request, "inference/alerts.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@tenant_page
+def webhook(request: HttpRequest, console: Console, webhook_id: UUID) -> HttpResponse:
+    """One endpoint with its secret and what became of each delivery; `verb` says what is done to it."""
+    _require_administrator(console)
+    try:
+        endpoint = get_webhook(console.tenant.pk, str(webhook_id))
+    except WebhookNotFound:
+        raise Http404 from None
+    if request.method != "POST":
+        context: dict[str, Any] = {
+            "console": console,
+            "section": "alerts",
+            "webhook": endpoint,
+            "secret": shown_secret(endpoint),
+            "deliveries": recent_deliveries(endpoint),
+            "kinds": [AlertKind(kind).label for kind in endpoint.kinds],
+        }
+        return render(request, "inference/webhook.html", context)
+    actor, verb = _actor(request, console), request.POST.get("verb", "")
+    try:
+        if verb == "delete":
+            delete_webhook(actor=actor, endpoint=endpoint)
+            messages.success(request, "The webhook is deleted.")
+            return redirect("alerts", console.tenant.public_id)
+        if verb == "try":
+            try_webhook(actor=actor, endpoint=endpoint)
+            messages.success(request, "A message is on its way. Load this page again in a few seconds.")
+        elif verb == "rotate":
+            rotate_webhook_secret(actor=actor, endpoint=endpoint)
+            messages.success(request, "It has a new secret. For a day each message is signed with both.")
+        elif verb in ("enable", "disable"):
+            is_enabled = verb == "enable"
+            change_webhook(
+                actor=actor,
+                endpoint=endpoint,
+                url=endpoint.url,
+                kinds=endpoint.kinds,
+                is_enabled=is_enabled,
+            )
+            messages.success(request, "It is told again." if is_enabled else "It is told nothing more.")
+        else:
+            raise Http404
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+    return redirect("webhook", console.tenant.public_id, endpoint.public_id)
+
+
+def _require_administrator(console: Console) -> None:
+    if not console.may_administer:
+        raise PermissionDenied
+
+
+def _actor(request: HttpRequest, console: Console) -> Actor:
+    return Actor.person(console.user, ip_address=client_address(request))

@@ -1,0 +1,108 @@
+"""The console's pages about settings, the audit log, alerts and webhooks: what they show, who may change what."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from inference.models import Alert, AlertKind, WebhookEndpoint
+from tenants.models import AuditEntry, Role
+from tenants.services import add_member
+from tests.factories import TEST, Cast, make_cast, make_key, make_user
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+def client_of(user) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_a_tenant_is_renamed_and_moved_to_another_zone(cast):
+    url = reverse("settings", args=[cast.tenant.public_id])
+    owner = client_of(cast.owner)
+    saved = owner.post(url, {"name": "<b>Ministry</b>", "timezone": "Europe/Berlin"}, follow=True)
+    page = saved.content.decode()
+    assert "Saved." in page
+    assert "&lt;b&gt;Ministry" in page
+    assert "<b>Ministry" not in page
+    cast.tenant.refresh_from_db()
+    assert (cast.tenant.name, cast.tenant.timezone) == ("<b>Ministry</b>", "Europe/Berlin")
+    entry = AuditEntry.objects.get(tenant=cast.tenant, action="tenant.changed")
+    assert entry.after == {"name": "<b>Ministry</b>", "timezone": "Europe/Berlin"}
+    wrong = owner.post(url, {"name": "x", "timezone": "Mars/Crater"}, follow=True).content.decode()
+    assert "No time zone" in wrong
+    cast.tenant.refresh_from_db()
+    assert cast.tenant.timezone == "Europe/Berlin"
+
+
+@pytest.mark.parametrize("role", [Role.DEVELOPER, Role.VIEWER, Role.BILLING])
+def test_others_see_settings_and_alerts_and_no_audit_log(cast, role):
+    person = make_user()
+    add_member(actor=TEST, tenant=cast.tenant, user=person, role=role)
+    client = client_of(person)
+    settings = reverse("settings", args=[cast.tenant.public_id])
+    alerts = reverse("alerts", args=[cast.tenant.public_id])
+    assert b"Save</button>" not in client.get(settings).content
+    assert b"Add webhook" not in client.get(alerts).content
+    assert client.post(settings, {"name": "mine", "timezone": "UTC"}).status_code == 403
+    assert client.post(alerts, {"url": "https://example.com/"}).status_code == 403
+    assert client.get(reverse("audit", args=[cast.tenant.public_id])).status_code == 403
+
+
+def test_the_audit_log_is_searched_paged_and_saved(cast):
+    for number in range(55):
+        make_key(cast.tenant, name=f"key {number:02}")
+    make_key(cast.other_tenant, name="not theirs")
+    owner = client_of(cast.owner)
+    url = reverse("audit", args=[cast.tenant.public_id])
+    first = owner.get(url).content.decode()
+    assert "key 54" in first
+    assert "key 04" not in first
+    assert "not theirs" not in first
+    assert 'rel="next"' in first
+    found = owner.get(url, {"q": "key 04", "action": "key.issued", "since": "2020-01-01"}).content.decode()
+    assert "key 04" in found
+    assert "key 05" not in found
+    assert "Nothing of that kind" in owner.get(url, {"until": "2020-01-01"}).content.decode()
+    assert owner.get(url, {"since": "yesterday", "q": "\0", "before": "x"}).status_code == 200
+    file = owner.get(url, {"q": "key 04", "form": "csv"})
+    assert file.headers["Content-Disposition"] == 'attachment; filename="audit.csv"'
+    assert b"key 04" in file.content
+    assert b"key 05" not in file.content
+
+
+def test_alerts_are_listed_and_webhooks_kept(cast):
+    Alert.objects.create(
+        tenant=cast.tenant, kind=AlertKind.BUDGET, subject="s", period="2026-11", threshold=80,
+        title="80 % of <i>a budget</i> is used", text="Look at it.",
+    )  # fmt: skip
+    owner = client_of(cast.owner)
+    url = reverse("alerts", args=[cast.tenant.public_id])
+    page = owner.get(url).content.decode()
+    assert "80 % of &lt;i&gt;a budget" in page
+    made = owner.post(url, {"url": "https://hooks.example.com/weir", "kinds": ["budget", "nonsense"]})
+    endpoint = WebhookEndpoint.objects.get(tenant=cast.tenant)
+    one = reverse("webhook", args=[cast.tenant.public_id, endpoint.public_id])
+    assert made.headers["Location"] == one
+    assert endpoint.kinds == ["budget"]
+    secret = owner.get(one).content.decode().partition("whsec_")[2][:20]
+    assert "Nothing was sent yet" in owner.get(one).content.decode()
+    owner.post(one, {"verb": "try"})
+    assert "waiting" in owner.get(one).content.decode()
+    owner.post(one, {"verb": "rotate"})
+    assert secret not in owner.get(one).content.decode()
+    owner.post(one, {"verb": "disable"})
+    assert "switched off" in owner.get(one).content.decode()
+    assert owner.post(one, {"verb": "steal"}).status_code == 404
+    theirs = reverse("webhook", args=[cast.other_tenant.public_id, endpoint.public_id])
+    assert client_of(cast.outsider).post(theirs, {"verb": "delete"}).status_code == 404
+    owner.post(one, {"verb": "delete"})
+    assert not WebhookEndpoint.objects.filter(tenant=cast.tenant).exists()
