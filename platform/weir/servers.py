@@ -1,4 +1,4 @@
-"""The ASGI servers that a gateway can run on, and how each is started."""
+"""The ASGI servers that a gateway can run on, and how each is started: docs/adr/0027-gateway-server.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ DAPHNE: Final = "daphne"
 UVICORN: Final = "uvicorn"
 GRANIAN: Final = "granian"
 SERVERS: Final = (DAPHNE, UVICORN, GRANIAN)
+PRODUCTION: Final = UVICORN
 
 _APPLICATION: Final = "weir.asgi:application"
 
@@ -17,36 +18,19 @@ def server_arguments(server: str, *, host: str, port: int) -> tuple[str, ...]:
     if server == DAPHNE:
         return ("-m", "weir.daphne_server", "-v", "0", "-b", host, "-p", str(port), _APPLICATION)
     if server == UVICORN:
-        return (
-            *(
-                "-m",
-                "uvicorn",
-                "--host",
-                host,
-                "--port",
-                str(port),
-                "--loop",
-                "uvloop",
-                "--http",
-                "httptools",
-            ),
-            *("--ws", "websockets-sansio", "--lifespan", "off", "--no-access-log", "--log-level", "warning"),
-            *("--no-server-header", "--no-proxy-headers", _APPLICATION),
-        )
+        return ("-m", "weir.uvicorn_server", "--host", host, "--port", str(port))
     if server == GRANIAN:
         return (
+            *("-m", "granian", "--interface", "asginl", "--host", host, "--port", str(port)),
             *(
-                "-m",
-                "granian",
-                "--interface",
-                "asginl",
-                "--host",
-                host,
-                "--port",
-                str(port),
                 "--workers",
                 "1",
+                "--loop",
+                "uvloop",
+                "--log-level",
+                "warning",
+                "--no-access-log",
+                _APPLICATION,
             ),
-            *("--loop", "uvloop", "--log-level", "warning", "--no-access-log", _APPLICATION),
         )
     raise ValueError(f"no server is called {server!r}: choose one of {', '.join(SERVERS)}")

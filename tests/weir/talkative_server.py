@@ -1,14 +1,21 @@
-"""`python -m tests.weir.talkative_server PORT`: the product's Daphne, less patient, with that application."""
+"""`python -m tests.weir.talkative_server SERVER PORT`: the product's Daphne or uvicorn, less patient, with that
+application."""
 
 from __future__ import annotations
 
 import sys
 
 from weir.daphne_server import BoundedServer, CommandLine
+from weir.servers import DAPHNE
+from weir.uvicorn_server import ImpatientHttp, ImpatientWebSocket, serve
 
-BoundedServer.stall_s = 2.0
+APPLICATION = "tests.weir.talkative_app:application"
 
 if __name__ == "__main__":
-    CommandLine().run(
-        ["-v", "0", "-b", "127.0.0.1", "-p", sys.argv[1], "tests.weir.talkative_app:application"]
-    )
+    server, port = sys.argv[1:]
+    if server == DAPHNE:
+        BoundedServer.stall_s = 2.0
+        CommandLine().run(["-v", "0", "-b", "127.0.0.1", "-p", port, APPLICATION])
+    else:
+        ImpatientHttp.stall_s = ImpatientWebSocket.stall_s = 2.0
+        serve(APPLICATION, host="127.0.0.1", port=int(port))

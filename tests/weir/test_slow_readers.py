@@ -16,17 +16,18 @@ from websockets.sync.client import connect
 
 from tests.e2e.site import ROOT
 from tests.weir.talkative_app import PIECE, PIECES
+from weir.servers import DAPHNE, UVICORN
 
 WHOLE = len(PIECE) * PIECES
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@pytest.fixture(scope="module", params=[DAPHNE, UVICORN])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}"}
-    command = [sys.executable, "-m", "tests.weir.talkative_server", str(number)]
+    command = [sys.executable, "-m", "tests.weir.talkative_server", request.param, str(number)]
     server = subprocess.Popen(command, cwd=ROOT, env=env)
     try:
         until(lambda: answers(number))
