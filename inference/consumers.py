@@ -7,6 +7,7 @@ A connection that drops leaves its generations running for a while, to be resume
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import datetime
 from typing import Any, Final
 
@@ -205,7 +206,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         return principal
 
     async def _send(self, frame: msgspec.Struct) -> None:
-        await self.send(text_data=_encode(frame).decode())
+        # Some servers refuse to send to who has left, before they tell of it: `disconnect` comes next, and ends all.
+        with contextlib.suppress(OSError):
+            await self.send(text_data=_encode(frame).decode())
 
     async def _error(self, frame_id: str | None, error: ApiError) -> None:
         await self._send(

@@ -77,6 +77,7 @@ def serve(application: str, *, host: str, port: int) -> None:
         lifespan="off",
         access_log=False,  # it would have whole URLs
         log_config=None,  # logs.py configures logging
+        log_level="warning",
         server_header=False,
         proxy_headers=False,  # tenants/client_address.py reads them, where WEIR_BEHIND_PROXY says that it may
         timeout_graceful_shutdown=_DRAIN_S,

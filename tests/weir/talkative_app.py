@@ -30,7 +30,7 @@ async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
     talk = asyncio.create_task(_talk(scope["type"], name, send))
     leave = asyncio.create_task(receive())
     await asyncio.wait([talk, leave], return_when=asyncio.FIRST_COMPLETED)
-    if not talk.done():
+    if not talk.done() or talk.exception() is not None:  # some servers say it by an error of send
         left.append(name)
         talk.cancel()
     leave.cancel()
