@@ -97,10 +97,11 @@ def _day(request: HttpRequest, console: Console, name: str) -> datetime | None:
 
 
 def _changes(before: Any, after: Any) -> list[tuple[str, str, str]]:
-    """(what, before, after) of each value that the entry has; "" where it has none."""
+    """(what, before, after) of each value that the entry has; "" where there was or is none."""
     old = before if isinstance(before, dict) else {}
     new = after if isinstance(after, dict) else {}
-    return [(name, _shown(old.get(name)), _shown(new.get(name))) for name in {**old, **new}]
+    shown = [(name, _shown(old.get(name)), _shown(new.get(name))) for name in {**old, **new}]
+    return [(name, was, now) for name, was, now in shown if was or now]
 
 
 def _shown(value: Any) -> str:

@@ -68,7 +68,8 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], site: Site, ca
         "overview": base, "keys": f"{base}keys/", "usage": f"{base}usage/", "requests": f"{base}requests/",
         "request": f"{base}requests/{cast.tenant.public_id}-7/", "rotate": f"{base}keys/{key_id}/rotate/",
         "key": f"{base}keys/{key_id}/", "projects": f"{base}projects/", "limits": f"{base}limits/",
-        "batches": f"{base}batches/",
+        "batches": f"{base}batches/", "alerts": f"{base}alerts/",
+        "audit": f"{base}audit/", "settings": f"{base}settings/",
         "chat": f"{base}chat/", "docs": "/docs",
     }  # fmt: skip
     for name, path in (signed_out | signed_in).items():
