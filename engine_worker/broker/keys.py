@@ -15,7 +15,7 @@ the prefix, so it carries the same tag and lies in the same slot.
     served:RANK           zset    every tenant's virtual token counter       24 h after the last arrival
     level:RANK            string  the counter at the tier's last turn        24 h after it
     pace:RANK:TENANT      string  ms per place in that line, of late         30 s
-    interval              string  ms between two that leave the queue, of late           30 s
+    interval              string  ms between two that leave the queue        1 h after the last
     moved                 string  when the last one left it, while others wait, ms      30 s
     passes                string  turns since lower tiers had to be let pass 24 h
     delayed               zset    ids in back-off by its end, server ms      empty (2)
