@@ -82,7 +82,10 @@ class Product:
     def cpu_s(self, name: str) -> float:
         """Of the process and all that it started."""
         process = psutil.Process(self.processes[name].pid)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+        times = []
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a backend whose client has just left
+                times.append(one.cpu_times())
         return float(sum(one.user + one.system for one in times))
 
     def cpu_s_of_all(self) -> dict[str, float]:
