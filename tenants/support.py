@@ -1,6 +1,6 @@
 """Support: an operator looks at a tenant's console, in their own name, for a while, changing nothing.
 
-Kept in the operator's session; the tenant reads in its audit log who looked, why and until when. See ADR 25.
+Kept in the operator's session; the tenant reads in its audit log who looked, why and until when. See ADR 22.
 """
 
 from __future__ import annotations
