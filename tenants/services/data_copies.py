@@ -131,8 +131,13 @@ def _zip(tenant: Tenant) -> tuple[bytes, int]:
 
 
 def _models() -> list[type[models.Model]]:
-    """Every model with a tenant, of whichever app: a new one is in the copy without being named here."""
-    related = [relation.related_model for relation in Tenant._meta.related_objects]
+    """Every model with a tenant, of whichever app: a new one is in the copy without being named here.
+
+    A row that names several tenants belongs to none of them: it is the operator's.
+    """
+    related = [
+        relation.related_model for relation in Tenant._meta.related_objects if not relation.many_to_many
+    ]
     kept = {model for model in related if model._meta.label not in _PRIVATE and model is not DataCopy}
     return sorted(kept, key=lambda model: model.__name__)
 

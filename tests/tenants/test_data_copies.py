@@ -54,6 +54,7 @@ def test_all_of_it_and_nothing_else(cast: Cast):
     assert len(tables["UsageRecord.jsonl"]) == 1
     assert {row["tenant_id"] for rows in tables.values() for row in rows} == {cast.tenant.pk}
     assert "Conversation.jsonl" not in tables
+    assert "ModelSetting.jsonl" not in tables  # the operator's, and it names other tenants
     assert Conversation._meta.label == "inference.Conversation"  # by which it is left out
     everything = "".join(text.values())
     for secret in ("digest", "secret", key.secret, theirs.api_key.lookup_id):
