@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
-from inference.site_policy import read_policy
+from inference.site_policy import Policy, read_rules
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ def served_models(tenant: Tenant | None = None) -> tuple[ServedModel, ...]:
     except BrokerUnavailable as error:
         log.warning("fleet.unavailable", error=str(error))
         return ()
-    policy = read_policy()
+    policy = Policy(read_rules())
     asker = str(tenant.public_id) if tenant else "nobody"
     known = {model.name: model for model in served}
     for alias in policy.aliases_for(asker):

@@ -79,7 +79,12 @@ class Policy:
 
 
 def read_policy() -> Policy:
-    """Three queries, of which the last only where some model is not for everybody."""
+    row = Maintenance.objects.filter(is_on=True).first()
+    return Policy(read_rules(), None if row is None else (row.message, row.retry_after_s))
+
+
+def read_rules() -> dict[str, ModelRule]:
+    """A query, and one more where some model is not for everybody."""
     settings = list(ModelSetting.objects.all())
     chosen: dict[int, set[str]] = {}
     if not all(row.is_public for row in settings):
@@ -87,7 +92,7 @@ def read_policy() -> Policy:
         with bound_to(EVERYBODY):  # whoever's request it is that found the last reading too old
             for setting_id, tenant in pairs:
                 chosen.setdefault(setting_id, set()).add(str(tenant))
-    rules = {
+    return {
         row.name: ModelRule(
             target=row.target,
             tenants=None if row.is_public else frozenset(chosen.get(row.pk, ())),
@@ -96,8 +101,6 @@ def read_policy() -> Policy:
         )
         for row in settings
     }
-    row = Maintenance.objects.filter(is_on=True).first()
-    return Policy(rules, None if row is None else (row.message, row.retry_after_s))
 
 
 class SitePolicy:

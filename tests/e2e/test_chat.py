@@ -130,7 +130,7 @@ def test_a_fresh_key_works_and_a_revoked_one_does_not(visit: Callable[..., Visit
     visitor.sign_in(cast.owner.email)
     page = visitor.page
     page.get_by_role("link", name="API keys").click()
-    page.get_by_label("Name").fill("e2e")
+    page.get_by_label("Name", exact=True).fill("e2e")
     page.get_by_role("button", name="Create key").click()
     secret = page.get_by_label("The new key").inner_text()
 

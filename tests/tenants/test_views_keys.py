@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from tenants.models import ApiKey, AuditEntry, Role, User
 from tenants.services import KeyLimit, add_member, create_project, key_limits
-from tests.factories import TEST, Cast, make_cast, make_key, make_user
+from tests.factories import TEST, Cast, make_cast, make_key, make_tier, make_user
 
 SECRET = re.compile(r"wr_live_\w+_\w+")
 
@@ -183,6 +183,7 @@ BOUND = {
 
 
 def test_a_key_is_bound_and_limited_when_it_is_made_and_again_later(cast: Cast):
+    make_tier("batch")
     project = create_project(actor=TEST, tenant=cast.tenant, name="Support")
     owner = signed_in(cast.owner)
     owner.post(keys_url(cast), {**BOUND, "project": str(project.public_id)})
