@@ -14,7 +14,7 @@ from inference.api.urls import urlpatterns
 from tenants.models import ApiKey
 from tenants.principal import Scope
 from tenants.services import revoke_api_key, suspend_tenant
-from tests.factories import TEST, make_key, make_tenant
+from tests.factories import TEST, make_key, make_tenant, make_user
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,7 +64,8 @@ SCOPES = {
     **dict.fromkeys(
         [
             *("try-quota", "audit", "audit-export", "webhooks", "webhook", "rotate-webhook-secret"),
-            *("test-webhook", "webhook-deliveries"),
+            *("test-webhook", "webhook-deliveries", "limits-of-api-key", "organization"),
+            *("organization-projects", "organization-project", "organization-members", "organization-limits"),
         ],
         Scope.ADMIN,
     ),
@@ -175,7 +176,7 @@ def test_another_tenants_objects_do_not_exist(http, route):
 
 def test_two_tenants_with_the_same_names_never_meet(http, sdk, model):
     """Everything that a tenant can own, asked for by its true id, and listed, by the tenant beside it."""
-    mine, theirs = make_tenant("Twin"), make_tenant("Twins")
+    mine, theirs = make_tenant("Twin"), make_tenant("Twins", owner=make_user("of-the-victim@example.org"))
     asking = make_key(mine, name="same", scopes=[Scope.ADMIN]).secret
     victim = make_key(theirs, name="same", scopes=[Scope.ADMIN])
     their = sdk(victim.secret)
@@ -194,6 +195,10 @@ def test_two_tenants_with_the_same_names_never_meet(http, sdk, model):
         model=model, messages=[{"role": "user", "content": "of-the-victim"}], max_tokens=1
     )
     export = http.post("usage/exports", headers=with_key, json={"format": "csv"}).json()
+    project = http.post("organization/projects", headers=with_key, json={"name": "of-the-victim"}).json()
+    limits = {"cost_per_month": 987_654_321}
+    limits_of_key = f"keys/{victim.api_key.public_id}/limits"
+    assert http.post(limits_of_key, headers=with_key, json=limits).json() == limits
     ids = {
         "file_id": file.id,
         "batch_id": batch.id,
@@ -201,8 +206,9 @@ def test_two_tenants_with_the_same_names_never_meet(http, sdk, model):
         "request_id": chat.id,
         "export_id": export["id"],
         "key_id": str(victim.api_key.public_id),
+        "project_id": project["id"],
     }
-    secrets = [*ids.values(), "of-the-victim", str(theirs.public_id), victim.api_key.lookup_id]
+    secrets = [*ids.values(), "of-the-victim", "987654321", str(theirs.public_id), victim.api_key.lookup_id]
     reached = set()
     for route in ROUTES:
         path = path_of(route, **ids)
@@ -222,9 +228,10 @@ def test_two_tenants_with_the_same_names_never_meet(http, sdk, model):
             if route.name not in PUBLIC:
                 for secret in secrets:
                     assert not (secret in answered.text and secret not in path), (route.name, method, secret)
-    # The ids were true: their owner does reach them. (A key's page is not among what is read by GET.)
-    assert reached == set(ids) - {"key_id"}
+    assert reached == set(ids)  # they were true: their owner does reach them
     for kept in (lambda: their.files.retrieve(file.id), lambda: their.responses.retrieve(answer.id)):
         assert kept().id in ids.values()
+    for path, said in ((f"organization/projects/{project['id']}", project), (limits_of_key, limits)):
+        assert http.get(path, headers=with_key).json() == said
     victim.api_key.refresh_from_db()
     assert victim.api_key.revoked_at is None
