@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+import redis
 from django.db import connections
 
+from engine_worker.broker import keys
 from tests.engine_worker.models import VOCAB_SIZE, byte_tokenizer
 from weir.servers import DAPHNE, server_arguments
 
@@ -45,7 +47,10 @@ class Site:
     env: dict[str, str]
     log: Path
     server: str = DAPHNE
+    model_dir: Path | None = None
+    """Of the scripted worker; None where a site shares another's."""
     _gateway: subprocess.Popen[bytes] | None = None
+    _worker: subprocess.Popen[bytes] | None = None
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     @property
@@ -65,6 +70,25 @@ class Site:
         if self._gateway:
             self._gateway.kill()
             self._gateway.wait()
+
+    def start_worker(self) -> None:
+        with self.log.open("ab") as log:
+            self._worker = subprocess.Popen(
+                [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, str(self.model_dir)],
+                cwd=ROOT, env=self.env, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def await_worker(self) -> None:
+        with redis.Redis.from_url(self.env["REDIS_URL"]) as server:
+            workers = keys.model_prefix(MODEL) + "workers"
+            wait_until(lambda: server.zcard(workers) > 0, "the worker to be known", self.log)
+        wait_until(lambda: MODEL in httpx.get(f"{self.url}/docs", timeout=10).text, "the worker", self.log)
+
+    def stop_worker(self) -> None:
+        if self._worker:
+            self._worker.terminate()
+            self._worker.wait(10)
+            self._worker = None
 
     def do(self, work: Callable[[], _T]) -> _T:
         """Runs database work beside the browser, whose event loop Django would take for an async caller."""
@@ -101,6 +125,10 @@ def scripted_model(directory: Path) -> Path:
     return directory
 
 
+_running: list[Site] = []
+"""The sites of this process; some live as long as the session. Only the newest has a worker."""
+
+
 @contextlib.contextmanager
 def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
     with socket.socket() as probe:
@@ -118,17 +146,21 @@ def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
         "SCRIPTED_STEP_S": str(1 / TOKENS_PER_S),
     }
-    site = Site(port=port, env=env, log=scratch / "site.log")
-    with site.log.open("ab") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, scripted_model(scratch)],
-            cwd=ROOT, env=env, stdout=log, stderr=log,
-        )  # fmt: skip
+    site = Site(port=port, env=env, log=scratch / "site.log", model_dir=scripted_model(scratch))
+    # They share a queue: were two workers at it, either would answer the requests of both sites.
+    others = [other for other in _running if other.env["REDIS_URL"] == env["REDIS_URL"]]
+    for other in others:
+        other.stop_worker()
+    _running.append(site)
     try:
+        site.start_worker()
         site.start_gateway()
-        wait_until(lambda: MODEL in httpx.get(f"{site.url}/docs", timeout=10).text, "the worker", site.log)
+        site.await_worker()
         yield site
     finally:
+        _running.remove(site)
         site.kill_gateway()
-        worker.terminate()
-        worker.wait(10)
+        site.stop_worker()
+        if others:
+            others[-1].start_worker()
+            others[-1].await_worker()
