@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tests.e2e.site import Site
+
 
 @pytest.fixture(autouse=True)
 def _fast_passwords(settings: Any) -> None:
@@ -27,3 +29,10 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
         )
+
+
+@pytest.fixture(autouse=True)
+def _site_serves(request: pytest.FixtureRequest) -> None:
+    """The site that a test asks for is the one that serves: see Site.serve()."""
+    if "site" in request.fixturenames and isinstance(site := request.getfixturevalue("site"), Site):
+        site.serve()

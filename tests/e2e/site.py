@@ -47,8 +47,6 @@ class Site:
     env: dict[str, str]
     log: Path
     server: str = DAPHNE
-    model_dir: Path | None = None
-    """Of the scripted worker; None where a site shares another's."""
     _gateway: subprocess.Popen[bytes] | None = None
     _worker: subprocess.Popen[bytes] | None = None
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -71,22 +69,41 @@ class Site:
             self._gateway.kill()
             self._gateway.wait()
 
-    def start_worker(self) -> None:
+    def serve(self) -> None:
+        """Its worker is the only one for its model: all sites of a process share a Valkey, and the worker of
+        another would take this one's requests. Those that a session keeps wait while another serves."""
+        global _serving
+        if _serving is self:
+            return
+        if _serving is not None:
+            _serving.stop_worker()
+        _serving = self
         with self.log.open("ab") as log:
             self._worker = subprocess.Popen(
-                [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, str(self.model_dir)],
+                [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, self.log.parent],
                 cwd=ROOT, env=self.env, stdout=log, stderr=log,
             )  # fmt: skip
+        if self._gateway:
+            self.wait_for_worker()
 
-    def await_worker(self) -> None:
+    def wait_for_worker(self) -> None:
+        def is_there() -> bool:
+            return MODEL in httpx.get(f"{self.url}/docs", timeout=10).text
+
         with redis.Redis.from_url(self.env["REDIS_URL"]) as server:
             workers = keys.model_prefix(MODEL) + "workers"
-            wait_until(lambda: server.zcard(workers) > 0, "the worker to be known", self.log)
-        wait_until(lambda: MODEL in httpx.get(f"{self.url}/docs", timeout=10).text, "the worker", self.log)
+            wait_until(lambda: server.zcard(workers) == 1, "the worker to be the only one", self.log)
+        wait_until(is_there, "the worker", self.log)
 
     def stop_worker(self) -> None:
+        global _serving
+        if _serving is self:
+            _serving = None
         if self._worker:
             self._worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._worker.wait(10)
+            self._worker.terminate()  # if it still makes what a test left behind, it hands that back at once
             self._worker.wait(10)
             self._worker = None
 
@@ -107,6 +124,10 @@ class Site:
         return False
 
 
+_serving: Site | None = None
+"""Whose worker runs."""
+
+
 def wait_until(condition: Callable[[], bool], what: str, log: Path, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -123,10 +144,6 @@ def scripted_model(directory: Path) -> Path:
     )
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     return directory
-
-
-_running: list[Site] = []
-"""The sites of this process; some live as long as the session. Only the newest has a worker."""
 
 
 @contextlib.contextmanager
@@ -146,21 +163,13 @@ def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
         "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
         "SCRIPTED_STEP_S": str(1 / TOKENS_PER_S),
     }
-    site = Site(port=port, env=env, log=scratch / "site.log", model_dir=scripted_model(scratch))
-    # They share a queue: were two workers at it, either would answer the requests of both sites.
-    others = [other for other in _running if other.env["REDIS_URL"] == env["REDIS_URL"]]
-    for other in others:
-        other.stop_worker()
-    _running.append(site)
+    site = Site(port=port, env=env, log=scratch / "site.log")
+    scripted_model(scratch)
     try:
-        site.start_worker()
+        site.serve()
         site.start_gateway()
-        site.await_worker()
+        site.wait_for_worker()
         yield site
     finally:
-        _running.remove(site)
         site.kill_gateway()
         site.stop_worker()
-        if others:
-            others[-1].start_worker()
-            others[-1].await_worker()

@@ -26,3 +26,12 @@ async def store(redis, quota_redis_url):
     store = QuotaStore(quota_redis_url)
     yield store
     await store.aclose()
+
+
+@pytest.fixture
+async def four_stores(redis, quota_redis_url):
+    """As of four gateways."""
+    stores = [QuotaStore(quota_redis_url, timeout_s=20) for _ in range(4)]
+    yield stores
+    for store in stores:
+        await store.aclose()

@@ -133,20 +133,19 @@ async def test_refused_by_a_rate_takes_nothing_from_a_budget(store):
 
 
 @pytest.mark.parametrize("metric", [LimitMetric.TOKENS, LimitMetric.COST], ids=str)
-async def test_two_hundred_at_the_edge_of_a_budget_over_four_gateways(redis, quota_redis_url, metric):
+async def test_two_hundred_at_the_edge_of_a_budget_over_four_gateways(four_stores, metric):
     """FAULTS 50: whatever each of them uses, what is spent never passes what was granted."""
-    stores = [QuotaStore(quota_redis_url, timeout_s=20) for _ in range(4)]
     principal = a_principal(a_budget(metric, 1003))
     start = asyncio.Barrier(200)
     spent, refused = [], []
 
     async def ask(i: int, rid: str) -> bool:
-        decision = await reserve(stores[i % 4], principal, rid, prompt=3, output=10)
+        decision = await reserve(four_stores[i % 4], principal, rid, prompt=3, output=10)
         if isinstance(decision, Refused):
             refused.append(rid)
             return False
         used = decision.max_output_tokens if i % 2 else min(4, decision.max_output_tokens)
-        await settle(stores[(i + 1) % 4], rid, prompt=3, completion=used)
+        await settle(four_stores[(i + 1) % 4], rid, prompt=3, completion=used)
         spent.append(3 + used if metric is LimitMetric.TOKENS else 6 + 3 * used)
         return True
 
@@ -158,7 +157,7 @@ async def test_two_hundred_at_the_edge_of_a_budget_over_four_gateways(redis, quo
     await asyncio.gather(*(client(i) for i in range(200)))
     assert len(refused) > 0
     assert sum(spent) <= 1003
-    assert await remaining(stores[0], principal) == [1003 - sum(spent)]
+    assert await remaining(four_stores[0], principal) == [1003 - sum(spent)]
     # Some were refused for what others gave back later. One who stays gets it all, but for less than a token.
     late = 0
     while await ask(1, f"late{late}"):
@@ -166,9 +165,7 @@ async def test_two_hundred_at_the_edge_of_a_budget_over_four_gateways(redis, quo
         assert late < 200
     least = 3 + 1 if metric is LimitMetric.TOKENS else 6 + 3
     assert 1003 - least < sum(spent) <= 1003
-    assert await remaining(stores[0], principal) == [1003 - sum(spent)]
-    for store in stores:
-        await store.aclose()
+    assert await remaining(four_stores[0], principal) == [1003 - sum(spent)]
 
 
 async def test_the_period_is_part_of_the_key_daylight_saving_included(store):

@@ -40,21 +40,18 @@ async def reserve(store: QuotaStore, principal, rid: str, *, prompt=1, output=0,
     ],
     ids=lambda limit: limit.metric,
 )
-async def test_two_hundred_at_once_over_four_gateways(redis, quota_redis_url, limit):
+async def test_two_hundred_at_once_over_four_gateways(four_stores, limit):
     """FAULTS 50 and 58: exactly the limit is admitted."""
-    stores = [QuotaStore(quota_redis_url, timeout_s=20) for _ in range(4)]
     principal = a_principal(limit)
     start = asyncio.Barrier(200)
 
     async def client(i: int) -> Decision:
         await start.wait()
-        return await reserve(stores[i % 4], principal, f"r{i}")
+        return await reserve(four_stores[i % 4], principal, f"r{i}")
 
     decisions = await asyncio.gather(*(client(i) for i in range(200)))
     assert sum(isinstance(decision, Admitted) for decision in decisions) == 37
     assert all(bucket.remaining >= 0 for decision in decisions for bucket in decision.buckets)
-    for store in stores:
-        await store.aclose()
 
 
 async def test_control_check_then_take_passes_the_limit(redis):
