@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from tests.e2e.site import Site
-
 
 @pytest.fixture(autouse=True)
 def _fast_passwords(settings: Any) -> None:
@@ -34,5 +32,9 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 @pytest.fixture(autouse=True)
 def _site_serves(request: pytest.FixtureRequest) -> None:
     """The site that a test asks for is the one that serves: see Site.serve()."""
-    if "site" in request.fixturenames and isinstance(site := request.getfixturevalue("site"), Site):
-        site.serve()
+    if "site" in request.fixturenames:
+        # Here and not above: it imports Triton, whose interpreter a conftest further down switches on.
+        from tests.e2e.site import Site
+
+        if isinstance(site := request.getfixturevalue("site"), Site):
+            site.serve()
