@@ -52,3 +52,5 @@ def main(model_dir: Path, sign: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort a process whose interpreter is already gone
