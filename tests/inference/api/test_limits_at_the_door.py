@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -108,22 +107,19 @@ def test_a_key_that_waits_takes_its_turn_in_order(site, model):
     assert [answer.status_code for _, answer in answered] == [200] * 4, [a.text for _, a in answered]
     assert time.monotonic() - began > 1.4  # three of them waited half a second each
     places = [int(answer.headers["x-weir-place"]) for _, answer in answered]
+    assert places == sorted(places)
     waits = [int(answer.headers["x-weir-waited-ms"]) for _, answer in answered]
-    # On a busy machine one may come so late that the rate has filled up again.
-    assert max(places) >= 1, places
-    assert sum(wait > 0 for wait in waits) >= 2, waits
+    assert waits[-1] > 1000
 
-    with client_for(site, hasty.secret) as client, ThreadPoolExecutor(6) as pool:
-        codes = set(pool.map(lambda _: client.post("completions", json=body).status_code, range(6)))
+    with client_for(site, hasty.secret) as client:
+        codes = {client.post("completions", json=body).status_code for _ in range(4)}
         assert 429 in codes
     set_limit(tenant, LimitMetric.REQUESTS, 1, period_s=86_400)
+    time.sleep(1.5)  # a change reaches every gateway within a second
     with client_for(site, patient.secret) as client:
         assert client.post("completions", json=body).status_code in (200, 429)
         began = time.monotonic()
-        for _ in range(10):  # the new limit reaches the gateway within a moment
-            refused = client.post("completions", json=body, headers={"x-weir-deadline-s": "5"})
-            if refused.status_code == 429:
-                break
+        refused = client.post("completions", json=body, headers={"x-weir-deadline-s": "5"})
         assert refused.status_code == 429
         assert time.monotonic() - began < 30
     changed = change_api_key(
