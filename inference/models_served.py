@@ -173,14 +173,14 @@ class ModelCatalogue:
             self._unreadable.pop(card.model, None)
             first_seen_at = known.first_seen_at if known else int(time.time())
             self._models[card.model] = ServedModel(card, renderer, first_seen_at)
+            # At once: requests look at both while the cards after this one are still being read. A gateway that
+            # has just started gives an absent worker the same grace.
+            self._alive_at.setdefault(card.model, time.monotonic())
         now = time.monotonic()
         for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
             self._models.pop(gone, None)
             self._unreadable.pop(gone, None)
             self._alive_at.pop(gone, None)
-        for name in self._models:
-            # A gateway that has just started gives an absent worker the same grace.
-            self._alive_at.setdefault(name, now)
         rungs: dict[str, list[int]] = {}
         for worker in workers:
             if worker.model in self._models:

@@ -13,7 +13,7 @@ from django.conf import settings
 from msgspec import structs
 from redis import asyncio as aioredis
 
-from engine_worker.broker import WorkerBroker, keys
+from engine_worker.broker import GatewayBroker, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
 from inference.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 from inference.models_served import ModelCatalogue, ServedModel
@@ -253,6 +253,42 @@ async def test_one_model_that_cannot_be_read_leaves_the_others_served(runtime, m
             await server.delete(keys.model_prefix(worker.model) + "card")
             await worker.aclose()
         await server.aclose()
+
+
+async def test_a_model_is_served_while_the_card_after_it_is_still_read(runtime, model):
+    """A gateway's first requests come while it reads the cards: what it has read it answers for."""
+    first, second = (structs.replace(model.card, model=f"{name}-{uuid.uuid4().hex}") for name in "az")
+    second = structs.replace(second, tokenizer_sha256=uuid.uuid4().hex)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(GatewayBroker):
+        async def tokenizer_json(self, sha256: str) -> bytes:
+            if sha256 == second.tokenizer_sha256:
+                reading.set()
+                await go_on.wait()
+            return await super().tokenizer_json(sha256)
+
+    workers = [
+        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+        for card in (first, second)
+    ]
+    broker = Slow(settings.REDIS_URL, timeout_s=5)
+    catalogue = ModelCatalogue(broker, runtime.policy)
+    try:
+        for worker, card in zip(workers, (first, second), strict=True):
+            await worker.register(card, byte_tokenizer().to_str().encode())
+        waiting = asyncio.create_task(catalogue.get(second.model))
+        async with asyncio.timeout(30):
+            await reading.wait()
+            assert (await catalogue.get(first.model)).card == first
+            go_on.set()
+            assert (await waiting).card == second
+    finally:
+        await catalogue.aclose()
+        for worker in workers:
+            await worker._redis.delete(keys.model_prefix(worker.model) + "card")
+            await worker.aclose()
+        await broker.aclose()
 
 
 def replace_card(model: ServedModel, context_length: int) -> ModelCard:
