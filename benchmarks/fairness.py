@@ -124,7 +124,7 @@ async def realtime_ttft(
     tally, ended = Tally(), asyncio.Event()
     listener = asyncio.create_task(listen(broker, tally, ended), name="bench-listen")
     await asyncio.sleep(0.2)
-    rng = random.Random(4)  # noqa: S311
+    rng = random.Random(4)
     ends_at = time.monotonic() + seconds
     lead = min(5.0, seconds / 4) if batch_per_s else 0.0
 

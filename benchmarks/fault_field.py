@@ -26,7 +26,7 @@ from weir import embedded
 
 OnToken = Callable[[str, int], Awaitable[None]]
 
-rng = random.Random(100)  # noqa: S311
+rng = random.Random(100)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
 
 BATCH = 500
 DAYS = 90
@@ -76,7 +74,7 @@ def bench(rows: int) -> dict[str, object]:
             cached_input_microusd_per_mtok=75_000,
             output_microusd_per_mtok=600_000,
         )
-    dice = random.Random(1)  # noqa: S311
+    dice = random.Random(1)
 
     def event(number: int) -> UsageEvent:
         tenant = tenants[0] if dice.random() < 0.9 else dice.choice(tenants[1:])

@@ -36,16 +36,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
+from benchmarks.engine.measure import processor
+from weir.load.client import End, Outcome, Target, closed_loop, open_loop
+from weir.load.mix import Mix
+from weir.load.report import Objective, Report, percentiles, summarise
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
-
-import psutil  # noqa: E402  # needs the path above
-
-from benchmarks.engine.measure import processor  # noqa: E402
-from weir.load.client import End, Outcome, Target, closed_loop, open_loop  # noqa: E402
-from weir.load.mix import Mix  # noqa: E402
-from weir.load.report import Objective, Report, percentiles, summarise  # noqa: E402
-
 MODEL = "bench"
 TENANTS = 8
 SAMPLE_S = 1.0

@@ -73,7 +73,7 @@ async def put(
 ) -> str | None:
     """None when the queue refuses. `line` is the tenant that the broker sees, if another."""
     number = next(_numbers)
-    rng = random.Random(number)  # noqa: S311
+    rng = random.Random(number)
     request_id = f"bench-{number}"
     tally.tenant_of[request_id], tally.prompt_of[request_id] = tenant, size[0]
     tally.asked_at[request_id] = time.perf_counter()

@@ -69,7 +69,7 @@ def main() -> None:
     except ModelStoreError as error:
         sys.exit(str(error))
     threads = physical_cores()
-    rng = random.Random(3)  # noqa: S311
+    rng = random.Random(3)
     print(
         f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, blocks of {args.block_size}, seed 3"
     )

@@ -13,14 +13,12 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
 ROUNDS = 5
 
 

@@ -27,7 +27,7 @@ def load(name: str) -> list[Chat]:
 
 def _mixed(seed: int = 20) -> list[Chat]:
     """Twenty more, so that nothing is tuned to one file: lengths spread wider, words from the same texts."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     words = [token for chat in load("w20") for token in chat.prompt]
     chats = []
     for _ in range(20):

@@ -28,16 +28,14 @@ import asyncio
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+from benchmarks.quotas import call, product
 
-from benchmarks.quotas import call, product  # noqa: E402  # needs the path above
+ROOT = Path(__file__).resolve().parents[2]
 
 
 async def edges(urls: list[str], clients: int, requests: int) -> dict[str, Any]:

@@ -97,7 +97,7 @@ async def spend(urls: Sequence[str], payer: Payer, clients: int, seed: int) -> C
     async with httpx.AsyncClient(headers=payer.headers(), timeout=120, limits=limits) as http:
 
         async def client(number: int) -> None:
-            dice, ends = random.Random(f"{seed}-{number}"), 0  # noqa: S311
+            dice, ends = random.Random(f"{seed}-{number}"), 0
             while ends < 3:
                 url = f"{urls[(number + ends + seen.admitted) % len(urls)]}/v1/completions"
                 body = {"model": MODEL, "prompt": _PROMPT, "max_tokens": dice.randint(1, _MOST)}
