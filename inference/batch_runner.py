@@ -34,7 +34,7 @@ from inference.schemas.batches import BatchLine
 from inference.services import batches
 from inference.services.generation import Generation
 from tenants.principal import Principal
-from tenants.selectors import find_batch_principal
+from tenants.principal_selectors import find_batch_principal
 
 log = structlog.get_logger(__name__)
 

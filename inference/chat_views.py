@@ -21,7 +21,7 @@ from inference.schemas.conversations import ChangeConversation, SaveExchange
 from inference.schemas.reading import read_json
 from inference.services.conversations import change_conversation, delete_conversation, save_exchange
 from tenants.console import Console, last_console, tenant_page
-from tenants.selectors import tiers_open_to
+from tenants.principal_selectors import tiers_open_to
 
 _DEFAULT_MAX_TOKENS = 512
 _SEARCH_CHARS_MAX = 200

@@ -32,8 +32,8 @@ from inference.services.submit import Submission, new_request_id, submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
 from tenants.pricing import price_at
 from tenants.principal import Principal, Scope
+from tenants.principal_selectors import model_prices
 from tenants.row_security import bind_tenant
-from tenants.selectors import model_prices
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from django.core.exceptions import ValidationError
 from inference.fleet import served_models
 from tenants.models import ApiKey, Project, Tenant, Tier
 from tenants.principal import Scope
-from tenants.selectors import tiers_open_to
+from tenants.principal_selectors import tiers_open_to
 from tenants.services import KeyLimit, key_limits
 
 _MICRO: Final = 1_000_000

@@ -20,8 +20,9 @@ from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.models import ApiKey
 from tenants.principal import Scope
+from tenants.principal_selectors import find_stored_key
 from tenants.quotas.gauges import limit_gauges
-from tenants.selectors import ApiKeyNotFound, KeyPage, find_stored_key, get_api_key, key_page
+from tenants.selectors import ApiKeyNotFound, KeyPage, get_api_key, key_page
 from tenants.services import (
     Actor,
     IssuedKey,

@@ -19,11 +19,11 @@ from django.views.decorators.http import require_safe
 from inference.selectors import Totals, today_and_this_month
 from tenants.models import Tenant
 from tenants.principal import Principal
+from tenants.principal_selectors import tenant_principal
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.gauges import Gauge, forecast
 from tenants.quotas.store import QuotaStore
 from tenants.quotas.types import BucketState
-from tenants.selectors import tenant_principal
 
 _PAGE: Final = 25
 _TIMEOUT_S: Final = 1.0

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
-from tenants.selectors import suspended_among
+from tenants.principal_selectors import suspended_among
 
 if TYPE_CHECKING:
     from inference.services.generation import Generation

@@ -27,8 +27,8 @@ from tenants.key_format import digest_key, parse_key
 from tenants.key_verdict import Verdict, judge
 from tenants.models import Tenant, Tier, User
 from tenants.principal import Principal
+from tenants.principal_selectors import find_membership, member_principal, tiers_open_to
 from tenants.row_security import NOBODY_YET, bound_to
-from tenants.selectors import find_membership, member_principal, tiers_open_to
 
 
 class AuthError(Exception):

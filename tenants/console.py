@@ -18,9 +18,9 @@ from django.utils.functional import SimpleLazyObject
 
 from tenants.models import Membership, Role, Tenant, User
 from tenants.principal import Principal, Scope
+from tenants.principal_selectors import member_principal
 from tenants.rights import RIGHTS, SCOPES_BY_ROLE, Right
 from tenants.row_security import NOBODY_YET, bind_tenant, bound_to
-from tenants.selectors import member_principal
 from tenants.support import visit_of
 
 _P = ParamSpec("_P")

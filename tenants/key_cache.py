@@ -28,7 +28,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from tenants.key_use import KeyUseLog
 from tenants.key_verdict import Verdict, judge
-from tenants.selectors import StoredKey, find_stored_key, read_auth_epoch
+from tenants.principal_selectors import StoredKey, find_stored_key, read_auth_epoch
 
 EPOCH_FRESH_S: Final = 0.5
 SERVE_STALE_S: Final = 600.0

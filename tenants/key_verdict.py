@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from django.utils import timezone
 
-from tenants.selectors import StoredKey
+from tenants.principal_selectors import StoredKey
 
 
 class Verdict(Enum):

@@ -23,7 +23,7 @@ from django.views.decorators.http import require_safe
 
 from tenants.client_address import client_address
 from tenants.models import Membership, Role, TenantSignOn, User
-from tenants.selectors import find_sign_on, sign_on_of_app
+from tenants.principal_selectors import find_sign_on, sign_on_of_app
 from tenants.services.audit import Actor, record_audit
 from tenants.services.people import know_address
 

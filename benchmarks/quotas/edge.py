@@ -21,8 +21,8 @@ from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import ApiKey, ModelPrice, Tenant, Tier
 from tenants.principal import Calendar, LimitMetric, Principal
+from tenants.principal_selectors import find_stored_key
 from tenants.quotas.store import QuotaStore
-from tenants.selectors import find_stored_key
 from tenants.services import Actor, create_tenant, issue_api_key, set_quota_limit
 
 _ACTOR: Final = Actor.system("bench")

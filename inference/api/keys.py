@@ -17,13 +17,7 @@ from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from inference.schemas.keys import KeyList, KeyObject, NewKey, Rotation, key_object
 from tenants.models import ApiKey, Tenant, Tier
 from tenants.principal import Principal, Scope
-from tenants.selectors import (
-    ApiKeyNotFound,
-    ProjectNotFound,
-    get_api_key,
-    get_project,
-    list_api_keys,
-)
+from tenants.selectors import ApiKeyNotFound, ProjectNotFound, get_api_key, get_project, list_api_keys
 from tenants.services import RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
 
 _P = ParamSpec("_P")

@@ -18,8 +18,8 @@ from django.utils import timezone
 from inference.models import Alert, AlertKind, UsageDay
 from inference.services.recall import budget_spent
 from tenants.models import ApiKey, Role, Tenant
+from tenants.principal_selectors import budgets_of
 from tenants.quotas.periods import period_at
-from tenants.selectors import budgets_of
 from tenants.templatetags.figures import limit_title, units, usd
 
 log = structlog.get_logger(__name__)

@@ -20,7 +20,8 @@ from inference.services.decision import TEXT_MAX
 from inference.services.partitions import ensure_partitions, lock_ledger
 from tenants.models import Tenant
 from tenants.pricing import Price, price_at
-from tenants.selectors import model_prices, projects_of_keys
+from tenants.principal_selectors import model_prices
+from tenants.selectors import projects_of_keys
 from tenants.services import Actor, record_audit
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from engine_worker.broker.connection import connect_sync, disconnect_sync
 from inference.services.partitions import partition_months
 from inference.services.recall import budget_spent
 from tenants.models import Tenant
+from tenants.principal_selectors import budgets_of
 from tenants.quotas.buckets import bucket_of
-from tenants.selectors import budgets_of
 
 _SHOWN: Final = 100
 """So many differences of a kind are told one by one: more of them have one cause."""

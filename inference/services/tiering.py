@@ -10,7 +10,7 @@ from django.conf import settings
 
 from inference.errors import InvalidRequest, NotAllowed
 from tenants.principal import Principal, TierSpec
-from tenants.selectors import tiers_from
+from tenants.principal_selectors import tiers_from
 
 _OWN: Final = (None, "auto", "default")
 

@@ -19,9 +19,9 @@ from inference.services.reconcile import counter_differences
 from inference.services.refusal import refusal
 from tenants.models import ModelPrice, Tenant
 from tenants.principal import Calendar, LimitMetric, LimitScope, Principal
+from tenants.principal_selectors import find_stored_key
 from tenants.quotas.store import QuotaStore, Settlement
 from tenants.quotas.types import Admitted, BucketState, Refused
-from tenants.selectors import find_stored_key
 from tenants.services import remove_quota_limit, set_quota_limit
 from tests.factories import TEST, a_budget, a_limit, a_principal, make_key, make_tenant, set_limit
 from tests.inference.ledger_driving import an_event, ledger_redis_url

@@ -21,7 +21,7 @@ from tenants.key_cache import SERVE_STALE_S, KeyCache, KeyUnavailable
 from tenants.key_format import KeySecret, digest_key, new_key_secret, parse_key
 from tenants.models import ApiKeyUse
 from tenants.principal import LimitMetric
-from tenants.selectors import StoredKey, find_stored_key, read_auth_epoch
+from tenants.principal_selectors import StoredKey, find_stored_key, read_auth_epoch
 from tenants.services import IssuedKey, revoke_api_key, rotate_api_key
 from tests.factories import TEST, make_key, make_tier, set_limit
 

@@ -6,8 +6,9 @@ import pytest
 
 from tenants.models import ApiKey, Membership, Role, Tenant
 from tenants.principal import Principal
+from tenants.principal_selectors import member_principal
 from tenants.scope import UnscopedQuery
-from tenants.selectors import ApiKeyNotFound, get_api_key, list_api_keys, member_principal
+from tenants.selectors import ApiKeyNotFound, get_api_key, list_api_keys
 from tests.factories import make_cast, make_key, make_tenant
 
 pytestmark = pytest.mark.django_db
