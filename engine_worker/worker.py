@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -28,13 +26,12 @@ from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
-from engine_worker.engine.measurements import Distribution
 from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
-from engine_worker.metrics import peak_memory_bytes
 from engine_worker.outbox import Outbox
-from engine_worker.protocol import FinishReason, ModelCard, WorkerStatus
+from engine_worker.protocol import FinishReason, ModelCard
 from engine_worker.tracing import Phases
 from engine_worker.worker_config import WorkerConfig
+from engine_worker.worker_status import now_ms, status_of
 
 _log = structlog.get_logger("engine_worker.worker")
 
@@ -64,7 +61,7 @@ class Worker:
         self._outbox = Outbox()
         self._phases = Phases(config.worker_id)
         self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
-        self._started_at_ms = _now_ms()
+        self._started_at_ms = now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
         self._to_publish = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -187,7 +184,7 @@ class Worker:
             sampling=request.sampling,
             priority=(claim.tier_class, claim.counter),
             # By this machine's clock, which need not agree with the server's.
-            deadline_ms=_now_ms() + claim.remaining_ms,
+            deadline_ms=now_ms() + claim.remaining_ms,
             # A gateway that makes no salt yet must not put its tenants into one cache.
             cache_salt=request.cache_salt or request.tenant_id,
             adapter=request.adapter,
@@ -288,9 +285,14 @@ class Worker:
             if not self._stopping.is_set():
                 self._canary.watch(stats)
             try:
-                if not await self._broker.heartbeat(
-                    self._status(), tokenizer_sha256=self._card.tokenizer_sha256
-                ):
+                status = status_of(
+                    self._engine,
+                    self._config,
+                    self._card.model,
+                    started_at_ms=self._started_at_ms,
+                    draining=self._stopping.is_set(),
+                )
+                if not await self._broker.heartbeat(status, tokenizer_sha256=self._card.tokenizer_sha256):
                     _log.warning("registration_lost")
                     await self._broker.register(self._card, self._tokenizer_json)
                 expired, requeued, ended = await self._broker.expire()
@@ -360,49 +362,9 @@ class Worker:
         for engine_id in in_engine:
             self._engine.abort(engine_id, FinishReason.CANCELLED)
 
-    def _status(self) -> WorkerStatus:
-        stats, meter = self._engine.stats(), self._engine.meter
-        return WorkerStatus(
-            worker_id=self._config.worker_id,
-            model=self._card.model,
-            device=self._config.device,
-            started_at_ms=self._started_at_ms,
-            updated_at_ms=_now_ms(),
-            steps=stats.steps,
-            running=stats.running,
-            waiting=stats.waiting,
-            max_num_seqs=stats.running + stats.waiting + self._engine.room(),
-            kv_blocks_total=stats.kv_blocks_total,
-            kv_blocks_used=stats.kv_blocks_used,
-            step_ms=stats.step_s * 1000,
-            draining=self._stopping.is_set(),
-            rung=stats.rung,
-            kv_blocks_cached=stats.kv_blocks_cached,
-            prompt_tokens=stats.prompt_tokens,
-            cached_prompt_tokens=stats.cached_prompt_tokens,
-            output_tokens=meter.output_tokens,
-            preemptions=stats.preemptions,
-            peak_memory_bytes=peak_memory_bytes(),
-            ttft_ms=_quantiles_ms(meter.time_to_first_token),
-            itl_ms=_quantiles_ms(meter.inter_token),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     # Not asyncio.wait_for: before Python 3.12 it can swallow a cancellation (python/cpython#86296).
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
-
-
-def _quantiles_ms(distribution: Distribution) -> tuple[float, float, float] | None:
-    if not any(distribution.counts):
-        return None
-    p50, p90, p99 = distribution.recent(0.5, 0.9, 0.99)
-    return p50 * 1000, p90 * 1000, p99 * 1000
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -19,6 +19,8 @@ if not torch.cuda.is_available():
 
 from engine_worker.broker import GatewayBroker, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
+from tests.engine_worker.running_worker import Running, Start
+from tests.engine_worker.scripted_engine import ScriptedEngine
 
 Make = Callable[..., GenerateRequest]
 
@@ -70,3 +72,19 @@ def make(model: str) -> Make:
         return GenerateRequest(**(fields | given))
 
     return build
+
+
+@pytest.fixture
+async def start(redis_url: str, model: str) -> AsyncIterator[Start]:
+    started: list[Running] = []
+
+    def build(
+        engine: ScriptedEngine | None = None, *, url: str = redis_url, **config: float | int | str
+    ) -> Running:
+        running = Running(url, model, engine or ScriptedEngine(), **config)
+        started.append(running)
+        return running
+
+    yield build
+    for running in started:
+        await running.close()
