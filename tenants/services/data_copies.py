@@ -136,7 +136,11 @@ def _models() -> list[type[models.Model]]:
     A row that names several tenants belongs to none of them: it is the operator's.
     """
     related = [
-        relation.related_model for relation in Tenant._meta.related_objects if not relation.many_to_many
+        relation.related_model
+        for relation in Tenant._meta.get_fields(
+            include_hidden=True
+        )  # those without a name on the tenant, too
+        if isinstance(relation, models.ManyToOneRel) and not relation.related_model._meta.auto_created
     ]
     kept = {model for model in related if model._meta.label not in _PRIVATE and model is not DataCopy}
     return sorted(kept, key=lambda model: model.__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine_worker.choices import choice_seed
 from engine_worker.protocol import Chunk, SamplingParams
 from tests.engine_worker.broker.driving import lapse_leases, put, until, usage_events
+from tests.engine_worker.running_worker import finished, is_idle, token_ids, tokens_logged
 from tests.engine_worker.scripted_engine import ScriptedEngine, expected_output
-from tests.engine_worker.test_worker import finished, is_idle, start, token_ids, tokens_logged  # noqa: F401
 
 
 def by_choice(log: list[Chunk]) -> dict[int, list[int]]:
@@ -28,7 +28,7 @@ def expected(request) -> dict[int, list[int]]:
     }
 
 
-async def test_choices_share_one_log_and_one_end(start, gateway, make, model, redis_url):  # noqa: F811
+async def test_choices_share_one_log_and_one_end(start, gateway, make, model, redis_url):
     start(ScriptedEngine(tokens_per_step=4))
     request = three(make)
     await put(gateway, request)
@@ -46,7 +46,7 @@ async def test_choices_share_one_log_and_one_end(start, gateway, make, model, re
     assert (event.prompt_tokens, event.completion_tokens, event.finish_reason) == (3, 18, "length")
 
 
-async def test_the_others_wait_for_the_first_ones_first_token(start, gateway, make, model):  # noqa: F811
+async def test_the_others_wait_for_the_first_ones_first_token(start, gateway, make, model):
     running = start(ScriptedEngine())
     running.engine.pause()
     await put(gateway, three(make))
@@ -59,7 +59,7 @@ async def _are(running, engine_ids) -> bool:
     return running.engine.active == engine_ids
 
 
-async def test_a_cancel_ends_every_choice(start, gateway, make, model, redis_url):  # noqa: F811
+async def test_a_cancel_ends_every_choice(start, gateway, make, model, redis_url):
     running = start(ScriptedEngine(step_s=0.005))
     await put(gateway, three(make, max_tokens=100_000))
     await until(tokens_logged(gateway, model, "r1", 20))
@@ -72,7 +72,7 @@ async def test_a_cancel_ends_every_choice(start, gateway, make, model, redis_url
     assert event.completion_tokens == len(token_ids(log)) == log[-1].finish.completion_tokens
 
 
-async def test_a_cancel_before_the_others_have_begun(start, gateway, make, model):  # noqa: F811
+async def test_a_cancel_before_the_others_have_begun(start, gateway, make, model):
     running = start(ScriptedEngine())
     running.engine.pause()
     await put(gateway, three(make))
@@ -93,7 +93,7 @@ async def _aborted(running) -> bool:
     return all(sequence.aborted for sequence in running.engine._sequences.values())
 
 
-async def test_another_worker_goes_on_with_each_choice(start, gateway, make, model, redis_url):  # noqa: F811
+async def test_another_worker_goes_on_with_each_choice(start, gateway, make, model, redis_url):
     first = start(ScriptedEngine(step_s=0.003), worker_id="w1")
     request = three(make, max_tokens=40)
     await put(gateway, request)
@@ -109,7 +109,7 @@ async def test_another_worker_goes_on_with_each_choice(start, gateway, make, mod
     assert (event.completion_tokens, event.attempts) == (120, 2)
 
 
-async def test_choices_that_had_ended_are_not_made_again(start, gateway, make, model, redis_url):  # noqa: F811
+async def test_choices_that_had_ended_are_not_made_again(start, gateway, make, model, redis_url):
     """One choice has ended when the worker dies; the log says which."""
     first = start(ScriptedEngine(max_num_seqs=1, step_s=0.003), worker_id="w1")
     request = three(make, max_tokens=20)
