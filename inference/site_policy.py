@@ -1,6 +1,7 @@
 """What the operator decided for the whole installation, at hand in each gateway, never older than a second.
 
-Where the database can't say, what it said last goes on to hold.
+Where the database can't say, or not soon, what it said last goes on to hold: one moment of waiting a second, not one
+a request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from tenants.row_security import EVERYBODY, bound_to
 log = structlog.get_logger(__name__)
 
 _FRESH_S: Final = 1.0
-_WAIT_S: Final = 2.0
+_WAIT_S: Final = 0.25
+_FIRST_WAIT_S: Final = 2.0
+"""A gateway that has just started knows nothing yet that could go on to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +111,25 @@ class SitePolicy:
 
     def __init__(self) -> None:
         self._policy = Policy()
-        self._read_at = float("-inf")
+        self._asked_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> Policy:
-        if time.monotonic() - self._read_at > _FRESH_S:
+        if time.monotonic() - self._asked_at > _FRESH_S:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read(), name="site-policy")
-            await asyncio.wait([self._reading], timeout=_WAIT_S)
+            patience = _FIRST_WAIT_S if self._asked_at == float("-inf") else _WAIT_S
+            await asyncio.wait([self._reading], timeout=patience)
+            # Also where it is still being read: that is for those who ask in a second to wait for.
+            self._asked_at = time.monotonic()
         return self._policy
 
     async def aclose(self) -> None:
         if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=_WAIT_S)
+            await asyncio.wait([self._reading], timeout=_FIRST_WAIT_S)
 
     async def _read(self) -> None:
         try:
             self._policy = await sync_to_async(read_policy)()
         except (DatabaseError, InterfaceError) as error:
             log.warning("site_policy_unreadable", error=str(error))
-        finally:
-            self._read_at = time.monotonic()

@@ -155,6 +155,30 @@ def test_two_models_side_by_side(visitor: Visitor, far_end: FarEnd):
     assert [message["content"] for message in start["messages"]] == ["Which is better?", "That one. ", "Why?"]
 
 
+def test_a_list_that_is_read_again_leaves_an_open_menu_and_a_half_typed_name_alone(
+    visitor: Visitor, far_end: FarEnd
+):
+    page = visitor.page
+    converse(page, far_end, "First", "One.")
+    page.get_by_label("Actions for First").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("New title").fill("Half a na")
+    page.locator("#history-list > li").evaluate("item => item.marked = true")
+    with page.expect_response(lambda answer: "/chat/conversations/?" in answer.url):
+        page.evaluate("document.getElementById('history-search').dispatchEvent(new Event('input'))")
+    page.get_by_label("New title").press_sequentially("me")
+    page.keyboard.press("Enter")
+    expect(page.locator("#history-list > li a.history-link")).to_have_text("Half a name")
+    page.get_by_role("button", name="New chat").click()
+    converse(page, far_end, "Second", "Two.")
+    expect(page.locator("#history-list > li a.history-link")).to_have_text(["Second", "Half a name"])
+    assert page.locator("#history-list > li").evaluate_all("items => items.map(item => !!item.marked)") == [
+        False,
+        True,
+    ]
+    expect(page.get_by_label("Actions for Half a name")).to_be_visible()
+
+
 def test_rename_export_and_delete_by_keyboard(visitor: Visitor, far_end: FarEnd, site: Site, cast: Cast):
     page = visitor.page
     converse(page, far_end, "<b>First</b>", "One.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -43,6 +44,9 @@ def main(model_dir: Path, sign: Path) -> None:
         print(json.dumps([results[item.request_id].token_ids for item in ASKED]), flush=True)
         if sign.name == "never":
             driver.core.device.close()
+            for thread in threading.enumerate():  # the others are told in it, in its turn
+                if thread.name.startswith("weir-device"):
+                    thread.join()
         else:
             sign.touch()
             driver.run([request("late", [1, 2, 3], 20)])

@@ -49,8 +49,7 @@ export class History {
     try {
       const { conversations, has_more: hasMore } = await this.#archive.list(search, offset);
       if (asked !== this.#asked) return; // a later question is under way
-      if (!offset) byId("history-list").replaceChildren();
-      byId("history-list").append(...conversations.map((one) => this.#item(one)));
+      this.#put(conversations, offset);
       this.#shown = offset + conversations.length;
       byId("history-more").hidden = !hasMore;
       note.textContent = this.#shown ? "" : search ? "Nothing found." : "What you ask is kept here, for you alone.";
@@ -60,12 +59,30 @@ export class History {
     note.hidden = !note.textContent;
   }
 
+  /** What is listed already stays where it is, with the menu that is open in it or the name that is being typed. */
+  #put(conversations, offset) {
+    const list = byId("history-list");
+    const known = new Map([...list.children].map((item) => [item.dataset.id, item]));
+    let next = list.children[offset] ?? null;
+    for (const one of conversations) {
+      const item = known.get(one.id.replaceAll("-", "")) ?? this.#item(one);
+      const link = item.querySelector(".history-link"); // away while a new name is typed in its place
+      if (link) this.#entitle(item, link, one.title);
+      if (item === next) next = next.nextElementSibling;
+      else list.insertBefore(item, next);
+    }
+    while (next) {
+      const gone = next;
+      next = next.nextElementSibling;
+      gone.remove();
+    }
+  }
+
   #item({ id, title }) {
     const item = byId("history-item").content.firstElementChild.cloneNode(true);
     item.dataset.id = id.replaceAll("-", "");
     const link = item.querySelector("a");
-    link.textContent = title;
-    link.title = title;
+    this.#entitle(item, link, title);
     link.href = `?c=${id}`;
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -73,7 +90,6 @@ export class History {
       this.#actions.open(item.dataset.id);
       if (!WIDE.matches) this.#show(false);
     });
-    item.querySelector("summary").setAttribute("aria-label", `Actions for ${title}`);
     for (const form of ["json", "md"]) {
       item.querySelector(`[data-export="${form}"]`).href = this.#archive.exportAddress(item.dataset.id, form);
     }
@@ -83,8 +99,14 @@ export class History {
     return item;
   }
 
+  #entitle(item, link, title) {
+    link.textContent = link.title = title;
+    item.querySelector("summary").setAttribute("aria-label", `Actions for ${title}`);
+  }
+
   #mark(item) {
-    const link = item.querySelector("a");
+    const link = item.querySelector(".history-link");
+    if (!link) return; // marked once it is back
     if (item.dataset.id === this.#current) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
@@ -101,11 +123,12 @@ export class History {
       isOver = true;
       const title = box.value.trim();
       box.replaceWith(link);
+      this.#mark(item);
       menu.querySelector("summary").focus();
       if (!keep || !title || title === link.textContent) return;
       try {
         await this.#archive.rename(item.dataset.id, title);
-        link.textContent = link.title = title;
+        this.#entitle(item, link, title);
         this.#actions.renamed(item.dataset.id, title);
       } catch {
         announce("Renaming failed");
