@@ -3,22 +3,33 @@
 A chunk stays here until a publish that contained it has been answered, so a publish whose effect is
 unknown is repeated with the same chunks, and the log skips those that it has.
 
+What nobody reads token by token is published with its first token and its last, and between them when there is
+something as old as `HOLD_S`: one chunk each. That is often enough for the fair order, for a resumed stream, and for
+a worker that takes over, and spares the server and the gateway a chunk per step.
+
 Inside the engine a request is known as `REQUEST_ID#EPOCH`: a late abort or a late token of a lost
 attempt can't touch the attempt that took its place. One of several choices is `REQUEST_ID#EPOCH/INDEX`.
 """
 
 from __future__ import annotations
 
+import time
 from base64 import b64encode
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
 
 from engine_worker.broker import Claim, Held, Verdict
 from engine_worker.broker.worker import MAX_CHUNKS_PER_CALL
 from engine_worker.choices import choice_id, ended_choices, joint_finish
 from engine_worker.engine.types import EngineRequest, RequestOutput
-from engine_worker.protocol import ChoiceEnd, Chunk, EngineError, Finish, FinishReason
+from engine_worker.protocol import ChoiceEnd, Chunk, EngineError, Finish, FinishReason, PositionLogprobs
+
+HOLD_S: Final = 0.25
+"""So old may a chunk get that nobody waits for."""
 
 
 @dataclass(slots=True)
@@ -27,6 +38,9 @@ class _Owned:
     num_tokens: int
     """Output tokens so far, of all choices, those of earlier attempts included."""
     pending: deque[Chunk] = field(default_factory=deque)
+    num_sent: int = 0
+    """So many of them went out in a publish that has not been answered: those may not change any more."""
+    published_at: float | None = None
     text_before_next: dict[int, str] = field(default_factory=dict)
     """By choice, text that came without a token: it travels with the next one, for the log counts by tokens."""
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
@@ -39,6 +53,33 @@ class _Owned:
     @property
     def n(self) -> int:
         return self.claim.request.sampling.n
+
+    def add(self, chunk: Chunk) -> None:
+        """As a chunk of its own, or as more of the one before, where nobody would see the difference."""
+        before = self.pending[-1] if len(self.pending) > self.num_sent else None
+        if self.claim.request.is_streamed or before is None or not _may_follow_in_one(before, chunk):
+            self.pending.append(chunk)
+            return
+        self.pending[-1] = msgspec.structs.replace(
+            chunk,
+            seq=before.seq,
+            token_ids=before.token_ids + chunk.token_ids,
+            text=before.text + chunk.text,
+            logprobs=_joined(before.logprobs, chunk.logprobs),
+            prompt_logprobs=_joined(before.prompt_logprobs, chunk.prompt_logprobs),
+        )
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether there is something that is to be published now."""
+        if not self.pending:
+            return False
+        return (
+            self.claim.request.is_streamed
+            or self.published_at is None
+            or now_s - self.published_at >= HOLD_S
+            or self.num_sent > 0
+            or self.pending[-1].finish is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +94,8 @@ class Settled:
 
 
 class Outbox:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._owned: dict[str, _Owned] = {}
 
     def __len__(self) -> int:
@@ -125,7 +167,7 @@ class Outbox:
                 completion_tokens = seq + len(output.token_ids)
                 finish = joint_finish(owned.ends.values(), owned.finishes, completion_tokens)
         owned.num_tokens += len(output.token_ids)
-        owned.pending.append(
+        owned.add(
             Chunk(
                 request_id=owned.claim.request.request_id,
                 epoch=owned.claim.epoch,
@@ -164,18 +206,30 @@ class Outbox:
     def fail(self, engine_id: str, code: str, message: str) -> None:
         self.end(engine_id, FinishReason.ERROR, EngineError(code=code, message=message))
 
-    def batch(self) -> list[Held]:
-        """Everything held, each with its chunks to publish: the argument of one publish."""
-        return [
-            Held(owned.claim.request.request_id, owned.claim.epoch, list(owned.pending)[:MAX_CHUNKS_PER_CALL])
-            for owned in self._owned.values()
-        ]
+    def batch(self, *, everything: bool = False) -> list[Held]:
+        """Everything held, each with its chunks to publish: the argument of one publish.
 
-    def has_more_than(self, batch: Sequence[Held]) -> bool:
-        """Whether chunks are waiting beyond this batch."""
-        return sum(len(owned.pending) for owned in self._owned.values()) > sum(
-            len(held.chunks) for held in batch
-        )
+        With `everything` also those that could wait a little.
+        """
+        now_s = self._clock()
+        held = []
+        for owned in self._owned.values():
+            chunks: list[Chunk] = []
+            if everything or owned.is_due(now_s):
+                chunks = list(owned.pending)[:MAX_CHUNKS_PER_CALL]
+                owned.num_sent = max(owned.num_sent, len(chunks))
+            held.append(Held(owned.claim.request.request_id, owned.claim.epoch, chunks))
+        return held
+
+    @property
+    def has_due(self) -> bool:
+        """Whether chunks are waiting to be published now."""
+        now_s = self._clock()
+        return any(owned.is_due(now_s) for owned in self._owned.values())
+
+    @property
+    def has_chunks(self) -> bool:
+        return any(owned.pending for owned in self._owned.values())
 
     def settle(self, batch: Sequence[Held], verdicts: Sequence[Verdict]) -> Settled:
         """The answer to `batch`: forgets what is published, and says what to abort."""
@@ -193,6 +247,9 @@ class Outbox:
                 continue
             for _ in held.chunks:
                 owned.pending.popleft()
+            if held.chunks:
+                owned.num_sent = 0
+                owned.published_at = self._clock()
             if held.chunks and held.chunks[-1].finish:
                 del self._owned[engine_id]
                 finished.append(held.chunks[-1])
@@ -209,6 +266,16 @@ class Outbox:
         dropped = [replace(held, chunks=()) for held in self.batch()]
         self._owned.clear()
         return dropped
+
+
+def _may_follow_in_one(before: Chunk, chunk: Chunk) -> bool:
+    return before.index == chunk.index and before.choice_end is None and before.finish is None
+
+
+def _joined(
+    first: list[PositionLogprobs] | None, second: list[PositionLogprobs] | None
+) -> list[PositionLogprobs] | None:
+    return second if first is None else first if second is None else first + second
 
 
 def _in_engine(engine_id: str, owned: _Owned) -> list[str]:

@@ -133,6 +133,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """Who may find this prompt in a prefix cache: made by the gateway, never the client's own words."""
     adapter: str = ""
     """A LoRA adapter of the model; "": none."""
+    is_streamed: bool = True
+    """False: its client waits for the whole answer, so the tokens of several steps may be published together."""
     text_lengths: list[int] = []
     """For an embedding model: how many of the prompt's tokens are each text's, in order; empty: one text."""
     trace: dict[str, str] = {}

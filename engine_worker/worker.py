@@ -64,6 +64,7 @@ class Worker:
         self._started_at_ms = now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
         self._to_publish = asyncio.Event()
+        self._is_full = asyncio.Event()  # for hear: without room what is better is news
         self._stopping = asyncio.Event()
         self._handing_back = asyncio.Event()
         self.registered = asyncio.Event()
@@ -114,13 +115,14 @@ class Worker:
             room = self._engine.room()
             try:
                 if room <= 0:
+                    self._is_full.set()
                     if not await self._claim_better():
                         await _wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
                 claims = await self._broker.claim(room)
                 for claim in claims:
                     self._start(claim)
-                if not claims and not self._stopping.is_set():
+                if len(claims) < room and not self._stopping.is_set():
                     await self._broker.wait_for_work(_WAIT_FOR_WORK_S)
                 backoff.reset()
             except BrokerUnavailable:
@@ -144,6 +146,8 @@ class Worker:
         """A better class than all that waited does not have to wait for the next publish to be heard of."""
         backoff = Backoff()
         while True:
+            await self._is_full.wait()
+            self._is_full.clear()
             if self._stopping.is_set():
                 await asyncio.sleep(_WAIT_FOR_BETTER_S)
                 continue
@@ -245,9 +249,9 @@ class Worker:
                     lost_since = None
                     backoff.reset()
 
-    async def _publish_once(self) -> None:
+    async def _publish_once(self, *, everything: bool = False) -> None:
         self._to_publish.clear()
-        batch = self._outbox.batch()
+        batch = self._outbox.batch(everything=everything)
         if not batch:
             return
         settled = self._outbox.settle(batch, await self._broker.publish(batch))
@@ -270,7 +274,7 @@ class Worker:
                 reason=chunk.finish.reason,
                 completion_tokens=chunk.finish.completion_tokens,
             )
-        if self._outbox.has_more_than([]):
+        if self._outbox.has_due:
             self._to_publish.set()
 
     async def _heartbeat(self) -> None:
@@ -333,8 +337,8 @@ class Worker:
     async def _hand_back(self, *, failed: bool) -> None:
         """What is made is published, the rest goes to the front of the queue, the worker is gone from the lists."""
         try:
-            while self._outbox.has_more_than([]):
-                await self._publish_once()
+            while self._outbox.has_chunks:
+                await self._publish_once(everything=True)
             if self._outbox:
                 self._phases.lost(self._outbox.engine_ids)
                 held = self._outbox.drop_all()

@@ -57,14 +57,16 @@ class Line:
     async def _chat(self, given: dict[str, Any]) -> Any:
         body = _read(given, ChatCompletionRequest)
         body.check()
-        chat = await start_chat(self._runtime, self._principal, body, **self._how)
+        chat = await start_chat(self._runtime, self._principal, body, is_streamed=False, **self._how)
         choices = await self._collected([chat.generation], body.num_choices())
         return ChatShape(chat.generation, body, chat.model, chat.tool_form).whole(choices)
 
     async def _completion(self, given: dict[str, Any]) -> Any:
         body = _read(given, CompletionRequest)
         body.check()
-        prompted = await start_completions(self._runtime, self._principal, body, **self._how)
+        prompted = await start_completions(
+            self._runtime, self._principal, body, is_streamed=False, **self._how
+        )
         choices = await self._collected(prompted.generations, body.num_choices())
         return TextShape(self._how["request_id"], body, prompted).whole(choices)
 
@@ -92,6 +94,7 @@ class Line:
             self._principal,
             body.to_chat(body.items()),
             max_tokens_param="max_output_tokens",
+            is_streamed=False,
             **self._how,
         )
         shape = ResponseShape(new_response(body, self._how["request_id"]), chat.tool_form)

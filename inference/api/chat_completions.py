@@ -47,6 +47,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
         body,
         endpoint="chat.completions",
         request_id=call.new_request_id("chatcmpl"),
+        is_streamed=bool(body.stream),
         may_exist=call.may_exist,
     )
     generation = chat.generation

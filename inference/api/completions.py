@@ -43,6 +43,7 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         body,
         endpoint="completions",
         request_id=completion_id,
+        is_streamed=bool(body.stream),
         may_exist=call.may_exist,
     )
     generations = prompted.generations

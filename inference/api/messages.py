@@ -46,6 +46,7 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         body.chat(),
         endpoint="messages",
         request_id=call.new_request_id("msg"),
+        is_streamed=bool(body.stream),
         may_exist=call.may_exist,
     )
     shape = MessageShape(chat)

@@ -56,6 +56,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         body.to_chat(items),
         endpoint="responses",
         request_id=response_id,
+        is_streamed=bool(body.stream),
         max_tokens_param="max_output_tokens",
         may_exist=call.may_exist,
     )

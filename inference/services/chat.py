@@ -46,6 +46,7 @@ async def start_chat(
     *,
     endpoint: str,
     request_id: str,
+    is_streamed: bool,
     max_tokens_param: str | None = None,
     may_exist: bool = False,
 ) -> Chat:
@@ -69,6 +70,7 @@ async def start_chat(
             max_tokens_param=max_tokens_param or body.max_tokens_param,
             endpoint=endpoint,
             request_id=request_id,
+            is_streamed=is_streamed,
             grammar=grammar,
             may_exist=may_exist,
         ),

@@ -28,6 +28,7 @@ async def start_completions(
     *,
     endpoint: str,
     request_id: str,
+    is_streamed: bool,
     may_exist: bool = False,
 ) -> Prompted:
     """Raises ApiError: nothing is charged and nothing queued then. `body` is checked already."""
@@ -44,6 +45,7 @@ async def start_completions(
                 requested_tokens=body.requested_tokens,
                 max_tokens_param="max_tokens",
                 endpoint=endpoint,
+                is_streamed=is_streamed,
                 grammar=grammar,
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
                 may_exist=may_exist,

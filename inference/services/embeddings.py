@@ -76,6 +76,7 @@ async def start_embedding(
             max_tokens_param="",
             endpoint=endpoint,
             request_id=request_id,
+            is_streamed=False,
             may_exist=may_exist,
             text_lengths=[len(text) for text in ids],
         ),

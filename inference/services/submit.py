@@ -52,6 +52,8 @@ class Submission:
     max_tokens_param: str
     endpoint: str
     request_id: str
+    is_streamed: bool = True
+    """False: the client waits for the whole answer."""
     grammar: str = ""
     """What the answer must follow."""
     text_lengths: list[int] = field(default_factory=list)
@@ -168,6 +170,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         endpoint=asked.endpoint,
         cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
         adapter=asked.model.adapter,
+        is_streamed=asked.is_streamed,
         text_lengths=asked.text_lengths,
         trace=carrier(span),
     )

@@ -93,7 +93,8 @@ async def test_a_full_worker_claims_what_is_better_before_its_next_step(start, g
     assert (await gateway.request_state(model, "low-0")).state == "running"
 
 
-async def test_an_idle_worker_starts_at_once(start, gateway, make, model):
+async def test_an_idle_worker_starts_at_once(start, gateway, make, model, monkeypatch):
+    monkeypatch.setattr("engine_worker.worker._WAIT_FOR_WORK_S", 5.0)
     start()
     await put(gateway, make("warm"))
     await until(finished(gateway, model, "warm"))
@@ -107,8 +108,8 @@ async def test_an_idle_worker_starts_at_once(start, gateway, make, model):
             while not any(chunk.request_id == f"n{n}" for chunk in await anext(live)):
                 pass
             waits.append(loop.time() - began)
-    # A worker that polled would take half its interval of a second.
-    assert sorted(waits)[5] < 0.2
+    # A worker that polled would take half its interval of five seconds.
+    assert sorted(waits)[5] < 1.5
 
 
 async def test_a_running_request_that_is_cancelled_ends_within_a_step_and_is_billed(
@@ -191,3 +192,24 @@ async def test_what_the_grace_period_does_not_finish_goes_on_elsewhere(
     assert text(log) == "".join(map(chr, token_ids(log)))
     (event,) = await usage_events(redis_url, model)
     assert (event.completion_tokens, event.attempts, event.worker_id) == (200, 1, "w2")
+
+
+async def test_a_whole_answer_comes_in_few_chunks_and_goes_on_elsewhere_all_the_same(
+    start, gateway, make, model, redis_url
+):
+    first = start(ScriptedEngine(step_s=0.005), drain_grace_s=0.05)
+    request = make("r1", sampling=SamplingParams(max_tokens=300, seed=7), is_streamed=False)
+    await put(gateway, request)
+    await until(tokens_logged(gateway, model, "r1", 5))
+    first.worker.stop()
+    assert await asyncio.wait_for(first.task, 10) == 0
+    handed_back = (await gateway.request_state(model, "r1")).tokens
+    assert handed_back >= 5
+    start(ScriptedEngine(), worker_id="w2")
+    await until(finished(gateway, model, "r1"))
+    log = await gateway.read_log(model, "r1")
+    assert token_ids(log) == expected_output(request.prompt_token_ids, 7, 300)
+    assert text(log) == "".join(map(chr, token_ids(log)))
+    assert len(log) < 100
+    (event,) = await usage_events(redis_url, model)
+    assert (event.completion_tokens, event.attempts) == (300, 1)
