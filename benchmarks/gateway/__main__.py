@@ -7,7 +7,8 @@ Ours is the whole path: key, validation, template and tokenising, reservation fr
 real one, around an engine that computes nothing), token log, live channel, ledger. LiteLLM's proxy has one virtual
 master key, no database, and an upstream that answers at once. Both answer with 20 tokens, a stream in as many chunks.
 Closed loops of 1 and of 32 keep-alive connections, plain and streamed; in each round everybody has a turn. Everything
-shares the machine, as one gateway process per server.
+shares the machine, as one gateway process per server. `floor` is a bare ASGI application on uvicorn that asks the same
+Redis once and computes nothing: what is above it is the product.
 
 The last line is JSON: `rps_ratio` is ours on the production server over LiteLLM's at 32 connections, the smaller of
 plain and streamed; `added_p50_ratio` the greater of plain and streamed of P50 at one connection, less what the upstream
@@ -207,6 +208,7 @@ def main() -> None:
             peer = Contestant("litellm", port, litellm.KEY, litellm.MODEL)
         product = stack.enter_context(running_product(scratch, model_dir, free_port()))
         ours = {name: Contestant(name, 0, product.key, MODEL, product.cpu_s_of_all) for name in servers}
+        floor = Contestant("floor", 0, "none", MODEL, product.cpu_s_of_all)
         for round_ in range(arguments.rounds):
             for name, contestant in ours.items():
                 # A fresh one each time: what one server leaves in memory is not the next one's.
@@ -221,11 +223,14 @@ def main() -> None:
                     peer.run(0.5, counts=False)
                 peer.run(arguments.seconds)
             upstream.run(min(1.0, arguments.seconds))
+            floor.port = product.start_floor()
+            floor.run(min(1.0, arguments.seconds))
+            product.stop("floor")
         held = told.get("held")
         extra = 1 + arguments.streams if held else 0
         if not (isinstance(held, dict) and "failed" in held):
             told["ledger"] = settled_rows(product, sum(one.asked for one in ours.values()) + extra)
-    for contestant in (*ours.values(), *([peer] if peer else []), upstream):
+    for contestant in (*ours.values(), *([peer] if peer else []), floor, upstream):
         contestant.tell()
         told[contestant.name] = contestant.summary()
     for name in ("held", "ledger"):

@@ -60,7 +60,14 @@ class Product:
         """Its port, when it answers."""
         port = free_port()
         self.start("gateway", *server_arguments(server, host="127.0.0.1", port=port))
-        self.until(lambda: answers(port), f"{server} to answer")
+        # With the key, so that it is known then.
+        self.until(lambda: answers(port, "/v1/quota", key=self.key, status=200), f"{server} to answer")
+        return port
+
+    def start_floor(self) -> int:
+        port = free_port()
+        self.start("floor", "-m", "benchmarks.gateway.floor", str(port))
+        self.until(lambda: answers(port), "the floor to answer")
         return port
 
     def start_double(self, name: str, model_dir: Path, step_s: float) -> None:
@@ -178,13 +185,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def answers(port: int, path: str = "/v1/models") -> bool:
+def answers(port: int, path: str = "/v1/models", *, key: str = "none", status: int | None = None) -> bool:
+    """With that status; with any, where none is given."""
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+    )
     try:
         with socket.create_connection(("127.0.0.1", port), 5) as connection:
             connection.settimeout(10)
-            connection.sendall(
-                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-            )
-            return connection.recv(12).startswith(b"HTTP/1.1 ")
+            connection.sendall(head.encode())
+            return connection.recv(12).startswith(f"HTTP/1.1 {status or ''}".encode())
     except OSError:
         return False

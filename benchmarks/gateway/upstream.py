@@ -17,8 +17,8 @@ import uvloop
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{length}\r\n\r\n"
 
 
-def answers(chunks: int) -> tuple[bytes, list[bytes]]:
-    """The plain answer, and the pieces of the streamed one."""
+def bodies(chunks: int) -> tuple[bytes, list[bytes]]:
+    """Of the plain answer, and the events of the streamed one."""
     base = {"id": "chatcmpl-0199c0de", "created": 1_760_000_000, "model": "bench"}
     body = json.dumps(
         base
@@ -34,21 +34,24 @@ def answers(chunks: int) -> tuple[bytes, list[bytes]]:
             "usage": {"prompt_tokens": 40, "completion_tokens": chunks, "total_tokens": 40 + chunks},
         }
     )
-    plain = _HEAD.format(kind="application/json", length=f"Content-Length: {len(body)}") + body
-
-    def piece(data: str) -> bytes:
-        event = f"data: {data}\n\n"
-        return f"{len(event):x}\r\n{event}\r\n".encode()
 
     def delta(content: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": content, "finish_reason": finish}
-        return piece(json.dumps(base | {"object": "chat.completion.chunk", "choices": [choice]}))
+        chunk = json.dumps(base | {"object": "chat.completion.chunk", "choices": [choice]})
+        return f"data: {chunk}\n\n".encode()
 
-    pieces = [_HEAD.format(kind="text/event-stream", length="Transfer-Encoding: chunked").encode()]
-    pieces.append(delta({"role": "assistant", "content": ""}))
-    pieces += [delta({"content": " token"}) for _ in range(chunks)]
-    pieces += [delta({}, "stop"), piece("[DONE]"), b"0\r\n\r\n"]
-    return plain.encode(), pieces
+    events = [delta({"role": "assistant", "content": ""})]
+    events += [delta({"content": " token"}) for _ in range(chunks)]
+    return body.encode(), [*events, delta({}, "stop"), b"data: [DONE]\n\n"]
+
+
+def answers(chunks: int) -> tuple[bytes, list[bytes]]:
+    """The plain answer, and the pieces of the streamed one, as they are sent."""
+    body, events = bodies(chunks)
+    plain = _HEAD.format(kind="application/json", length=f"Content-Length: {len(body)}").encode() + body
+    head = _HEAD.format(kind="text/event-stream", length="Transfer-Encoding: chunked").encode()
+    pieces = [f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in events]
+    return plain, [head, *pieces, b"0\r\n\r\n"]
 
 
 class Server(asyncio.Protocol):
