@@ -5,7 +5,8 @@
 Starts the embedded PostgreSQL unless DATABASE_URL names an empty database. Seeded: 90 days, one tenant with nine tenths
 of the rows, ten with the rest, 10 keys, 3 models, 2 tiers. `drain` is record_usage in batches of 500: prices, day, row,
 request id, sums by hour and day, latency histograms, one commit a batch. `page` is the slowest of several report pages,
-each the median of five calls: the first and one far back, by day and by hour, grouped and not, the console's own two.
+each the median of five calls: the first and one far back, by day and by hour, grouped and not, with percentiles of
+latencies, and the console's own. Each page's time is printed on a line of its own.
 The last line is JSON.
 """
 
@@ -137,6 +138,8 @@ def bench(rows: int) -> dict[str, object]:
 
     pages = {
         "days": timed(page_of(Width.DAY)),
+        "days by tier": timed(page_of(Width.DAY, Dimension.TIER)),
+        "days by finish reason": timed(page_of(Width.DAY, Dimension.FINISH_REASON)),
         "days by model and key": timed(page_of(Width.DAY, Dimension.MODEL, Dimension.KEY)),
         "days by everything": timed(page_of(Width.DAY, *everything)),
         "days by everything, far": timed(page_of(Width.DAY, *everything, cursor=far(Width.DAY, *everything))),
@@ -191,8 +194,12 @@ def main() -> None:
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     )
-    for name, value in results.items():
+    pages = results["pages_ms"]
+    assert isinstance(pages, dict)
+    for name, value in {**results, "pages_ms": f"{len(pages)} pages:"}.items():
         print(f"{name:18} {value}")
+    for name, value in pages.items():
+        print(f"  {value:8.1f} ms  {name}")
     print(json.dumps(results))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from django.db.models import CharField, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce
 
-from inference.models import LatencyDay, LatencyMetric, UsageDay, UsageHour, percentile_ms
+from inference.models import LatencyMetric, UsageDay, UsageHour, bounds, histogram_sums, percentiles_ms
 
 SHARES: Final = (0.5, 0.95, 0.99)
 """The percentiles of latencies that reports give."""
@@ -68,8 +68,8 @@ class Line:
     completion_tokens: int
     cost_microusd: int
     adjustment_microusd: int
-    latency_ms: dict[LatencyMetric, tuple[float | None, ...]] | None
-    """Percentiles as in SHARES; None where the histograms can't tell (hours, finish reasons)."""
+    latency_ms: dict[LatencyMetric, tuple[float | None, ...]]
+    """Percentiles as in SHARES, right to 5 %; None of those that nothing is known of."""
 
     @property
     def total_microusd(self) -> int:
@@ -107,7 +107,7 @@ def usage_page(report: Report, *, limit: int, cursor: str | None = None) -> Page
         rows = rows.filter(_after(names, _read_cursor(cursor, report)))
     found = list(
         rows.values(*names)
-        .annotate(**{f"sum_{name}": Sum(name) for name in _SUMS})
+        .annotate(**{f"sum_{name}": Sum(name) for name in _SUMS}, **bounds())
         .order_by(*names)[: limit + 1]
     )
     page, has_more = found[:limit], len(found) > limit
@@ -117,22 +117,11 @@ def usage_page(report: Report, *, limit: int, cursor: str | None = None) -> Page
             starts=row["at"],
             groups={dimension: row[dimension] for dimension in report.group_by},
             **{name: int(row[f"sum_{name}"]) for name in _SUMS},
-            latency_ms=None if latencies is None else latencies.get(_key(row, names), _NO_LATENCY),
+            latency_ms=latencies[_key(row, names)],
         )
         for row in page
     ]
     return Page(lines, _write_cursor(page[-1], report) if has_more else None)
-
-
-def has_latencies(report: Report) -> bool:
-    """Histograms are kept by day, and not by finish reason."""
-    asked = {*report.group_by, *(report.filters or {})}
-    return report.width is Width.DAY and Dimension.FINISH_REASON not in asked
-
-
-_NO_LATENCY: Final[dict[LatencyMetric, tuple[float | None, ...]]] = {
-    metric: (None,) * len(SHARES) for metric in LatencyMetric
-}
 
 
 def _rolled_up(report: Report) -> QuerySet[Any]:
@@ -172,24 +161,17 @@ def _after(names: Sequence[str], values: Sequence[Any]) -> Q:
 
 def _latencies(
     report: Report, page: Sequence[dict[str, Any]]
-) -> dict[tuple[Any, ...], dict[LatencyMetric, tuple[float | None, ...]]] | None:
-    if not page or not has_latencies(report):
-        return None
-    names = ["at", *report.group_by]
-    rows = LatencyDay.objects.filter(
-        tenant_id=report.tenant_id, day__gte=page[0]["at"], day__lte=page[-1]["at"]
-    ).annotate(at=F("day"))
-    histograms: dict[tuple[Any, ...], dict[str, dict[int, int]]] = {}
-    for row in _grouped(rows, report).values(*names, "metric", "bucket").annotate(n=Sum("requests")):
-        histograms.setdefault(_key(row, names), {}).setdefault(row["metric"], {})[row["bucket"]] = int(
-            row["n"]
-        )
+) -> dict[tuple[Any, ...], dict[LatencyMetric, tuple[float | None, ...]]]:
+    if not page:
+        return {}
+    names, sums = ["at", *report.group_by], histogram_sums(page)
+    rows = _grouped(_rolled_up(report), report).filter(at__gte=page[0]["at"], at__lte=page[-1]["at"])
     return {
-        key: {
-            metric: tuple(percentile_ms(of.get(metric, {}), share) for share in SHARES)
+        _key(row, names): {
+            metric: percentiles_ms(sums[f"sum_{metric}"].histogram(row[f"sum_{metric}"]), SHARES)
             for metric in LatencyMetric
         }
-        for key, of in histograms.items()
+        for row in rows.values(*names).annotate(**sums)
     }
 
 

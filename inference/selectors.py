@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
-from inference.models import Alert, LatencyDay, LatencyMetric, UsageDay, UsageRecord, percentile_ms
+from inference.models import Alert, UsageDay, UsageRecord, bounds, histogram_sums, percentiles_ms
 from tenants.models import Tenant
 
 
@@ -98,16 +98,17 @@ class Health:
 
 def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
     """Two queries, of roll-ups."""
-    this_month = Q(day__gte=today_of(tenant, now).replace(day=1))
-    counts = UsageDay.objects.filter(this_month, tenant=tenant).aggregate(
-        every=Sum("requests", default=0), failed=Sum("requests", filter=_FAILED, default=0)
+    this_month = UsageDay.objects.filter(tenant=tenant, day__gte=today_of(tenant, now).replace(day=1))
+    counts = this_month.aggregate(
+        every=Sum("requests", default=0), failed=Sum("requests", filter=_FAILED, default=0), **bounds()
     )
-    buckets = LatencyDay.objects.filter(this_month, tenant=tenant, metric=LatencyMetric.TTFT)
-    histogram = {row["bucket"]: int(row["n"]) for row in buckets.values("bucket").annotate(n=Sum("requests"))}
+    ttft = histogram_sums([counts])["sum_ttft"]
+    histogram = ttft.histogram(this_month.aggregate(counts=ttft)["counts"])
+    p50, p95 = percentiles_ms(histogram, (0.5, 0.95))
     return Health(
         failed_percent=100 * counts["failed"] / counts["every"] if counts["every"] else None,
-        ttft_p50_ms=percentile_ms(histogram, 0.5),
-        ttft_p95_ms=percentile_ms(histogram, 0.95),
+        ttft_p50_ms=p50,
+        ttft_p95_ms=p95,
     )
 
 

@@ -3,17 +3,18 @@ from inference.models.alert import Alert, AlertKind
 from inference.models.batch import Batch, BatchResult, BatchStatus, StoredFile
 from inference.models.conversation import Conversation, Exchange
 from inference.models.export import ExportFile, ExportFormat, ExportState, UsageExport
+from inference.models.histogram import (
+    LATENCY_STEP,
+    HistogramField,
+    LatencyMetric,
+    bounds,
+    histogram_sums,
+    percentiles_ms,
+)
 from inference.models.idempotency import IdempotentRequest
 from inference.models.operation import Announcement, Maintenance, ModelSetting
 from inference.models.response import StoredResponse
-from inference.models.rollup import (
-    LATENCY_STEP,
-    LatencyDay,
-    LatencyMetric,
-    UsageDay,
-    UsageHour,
-    percentile_ms,
-)
+from inference.models.rollup import UsageDay, UsageHour
 from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
 from inference.models.webhook import DeliveryState, WebhookDelivery, WebhookEndpoint
 
@@ -31,8 +32,8 @@ __all__ = [
     "ExportFile",
     "ExportFormat",
     "ExportState",
+    "HistogramField",
     "IdempotentRequest",
-    "LatencyDay",
     "LatencyMetric",
     "Maintenance",
     "ModelSetting",
@@ -47,5 +48,7 @@ __all__ = [
     "UsageRecord",
     "WebhookDelivery",
     "WebhookEndpoint",
-    "percentile_ms",
+    "bounds",
+    "histogram_sums",
+    "percentiles_ms",
 ]

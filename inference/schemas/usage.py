@@ -55,9 +55,6 @@ def usage_line(line: Line, *, with_counts: bool) -> UsageLine:
             "input_tokens": line.prompt_tokens,
             "cached_input_tokens": line.cached_tokens,
             "output_tokens": line.completion_tokens,
-        }
-    if with_counts and line.latency_ms is not None:
-        fields |= {
             "ttft_ms": _percentiles(line.latency_ms[LatencyMetric.TTFT]),
             "total_ms": _percentiles(line.latency_ms[LatencyMetric.TOTAL]),
         }

@@ -64,17 +64,28 @@ SELECT request_id, sum(side) FROM (
     UNION ALL SELECT request_id, 1 FROM inference_recordedrequest
 ) AS sides GROUP BY request_id HAVING sum(side) <> 0 ORDER BY 1 LIMIT %(limit)s
 """
+# As above, for each bucket of each histogram.
 _LATENCIES: Final = """
-SELECT concat_ws(' ', tenant.slug, day, model, metric), sum(requests) FROM (
-    SELECT tenant_id, day, model, 'ttft' AS metric, -count(*) AS requests
-    FROM inference_usagerecord WHERE first_token_at IS NOT NULL AND day >= %(since)s GROUP BY 1, 2, 3
+WITH seen AS (
+    SELECT tenant_id, {value} AS at, {by}, finish_reason, inference_latency_bucket(first_token_at - created_at) AS ttft,
+           inference_latency_bucket(finished_at - created_at) AS total
+    FROM inference_usagerecord WHERE {value} >= %(since)s
+), kept AS (SELECT *, {time} AS at FROM {table} WHERE {time} >= %(since)s)
+SELECT concat_ws(' ', tenant.slug, at, {by}, finish_reason, metric, 'bucket ' || bucket), sum(requests)
+FROM (
+    SELECT tenant_id, at, {by}, finish_reason, 'ttft' AS metric, ttft AS bucket, -count(*) AS requests
+    FROM seen WHERE ttft IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 9
     UNION ALL
-    SELECT tenant_id, day, model, 'total', -count(*)
-    FROM inference_usagerecord WHERE finish_reason IN ('stop', 'length') AND day >= %(since)s GROUP BY 1, 2, 3
+    SELECT tenant_id, at, {by}, finish_reason, 'total', total, -count(*)
+    FROM seen WHERE finish_reason IN ('stop', 'length') GROUP BY 1, 2, 3, 4, 5, 6, 7, 9
     UNION ALL
-    SELECT tenant_id, day, model, metric, requests FROM inference_latencyday WHERE day >= %(since)s
+    SELECT tenant_id, at, {by}, finish_reason, 'ttft', bucket, coalesce(ttft[bucket], 0)
+    FROM kept, generate_subscripts(ttft, 1) AS bucket
+    UNION ALL
+    SELECT tenant_id, at, {by}, finish_reason, 'total', bucket, coalesce(total[bucket], 0)
+    FROM kept, generate_subscripts(total, 1) AS bucket
 ) AS sides JOIN tenants_tenant AS tenant ON tenant.id = tenant_id
-GROUP BY tenant.slug, day, model, metric HAVING sum(requests) <> 0 ORDER BY 1 LIMIT %(limit)s
+GROUP BY tenant.slug, at, {by}, finish_reason, metric, bucket HAVING sum(requests) <> 0 ORDER BY 1 LIMIT %(limit)s
 """
 
 
@@ -86,18 +97,16 @@ def ledger_differences() -> list[Difference]:
     first_day = kept_since + timedelta(days=1 if _has_hours_before(first_hour) else -1)
     totals = ", ".join(f"sum({name})" for name in _SUMS)
     differs = " OR ".join(f"sum({name}) <> 0" for name in _SUMS)
-    shared = {"by": _BY, "totals": totals, "differs": differs}
-    hours = _COMPARE.format(
-        table="inference_usagehour",
-        time="starts_at",
-        value="date_trunc('hour', created_at, 'UTC')",
-        **shared,
-    )
-    days = _COMPARE.format(table="inference_usageday", time="day", value="day", **shared)
+    sums = {"by": _BY, "totals": totals, "differs": differs}
+    hours = {
+        "table": "inference_usagehour", "time": "starts_at", "value": "date_trunc('hour', created_at, 'UTC')",
+    }  # fmt: skip
+    days = {"table": "inference_usageday", "time": "day", "value": "day"}
     return [
-        *_differences("hours", hours, _SUMS, first_hour),
-        *_differences("days", days, _SUMS, first_day),
-        *_differences("latencies", _LATENCIES, ("requests",), first_day),
+        *_differences("hours", _COMPARE.format(**hours, **sums), _SUMS, first_hour),
+        *_differences("days", _COMPARE.format(**days, **sums), _SUMS, first_day),
+        *_differences("hours' latencies", _LATENCIES.format(by=_BY, **hours), ("requests",), first_hour),
+        *_differences("days' latencies", _LATENCIES.format(by=_BY, **days), ("requests",), first_day),
         *_differences("recorded requests", _REQUESTS, ("requests",), None),
     ]
 

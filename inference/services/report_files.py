@@ -9,7 +9,7 @@ from typing import Final
 import xlsxwriter
 
 from inference.models import LatencyMetric
-from inference.reports import SHARES, Dimension, Line, Report, has_latencies
+from inference.reports import SHARES, Dimension, Line, Report
 from tenants.csv_text import Cell
 
 _EXACT: Final = 2**53
@@ -23,9 +23,7 @@ def columns(report: Report) -> list[str]:
         names += [f"{dimension}_id", f"{dimension}_name"] if named else [str(dimension)]
     names += ["requests", "input_tokens", "cached_input_tokens", "output_tokens"]
     names += ["cost_microusd", "adjustment_microusd", "total_microusd"]
-    if has_latencies(report):
-        names += [f"{metric}_p{share * 100:.0f}_ms" for metric in LatencyMetric for share in SHARES]
-    return names
+    return names + [f"{metric}_p{share * 100:.0f}_ms" for metric in LatencyMetric for share in SHARES]
 
 
 def cells(line: Line, report: Report, names: dict[str, str]) -> list[Cell]:
@@ -38,11 +36,8 @@ def cells(line: Line, report: Report, names: dict[str, str]) -> list[Cell]:
             row.append(names.get(value, ""))
     row += [line.requests, line.prompt_tokens, line.cached_tokens, line.completion_tokens]
     row += [line.cost_microusd, line.adjustment_microusd, line.total_microusd]
-    if has_latencies(report):
-        latency = line.latency_ms or {}
-        for metric in LatencyMetric:
-            values = latency.get(metric, (None,) * len(SHARES))
-            row += [None if value is None else round(value, 1) for value in values]
+    for metric in LatencyMetric:
+        row += [None if value is None else round(value, 1) for value in line.latency_ms[metric]]
     return row
 
 

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.models import F, Sum
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from engine_worker.protocol import UsageEvent
 from inference import selectors
 from inference.models import (
-    LatencyDay,
     RecordedRequest,
     UsageAdjustment,
     UsageDay,
     UsageHour,
     UsageRecord,
-    percentile_ms,
+    percentiles_ms,
 )
 from inference.services.ledger import adjust_usage, record_usage
 from inference.services.partitions import (
@@ -255,10 +254,15 @@ def test_reconcile_says_where_the_books_differ(tenant):
     UsageDay.objects.for_tenant(tenant).update(cost_microusd=F("cost_microusd") + 3)
     UsageHour.objects.for_tenant(tenant).delete()
     RecordedRequest.objects.create(request_id="ghost", created_at=timezone.now())
-    LatencyDay.objects.for_tenant(tenant).filter(metric="ttft").delete()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE inference_usageday SET ttft = '{}', total[78] = 2 WHERE tenant_id = %s", [tenant.pk]
+        )
     out = io.StringIO()
-    with pytest.raises(CommandError, match="4 differences"):
+    with pytest.raises(CommandError, match="7 differences"):
         call_command("reconcile", stdout=out)
+    latency = f"days' latencies: {tenant.slug} 2026-06-01 tiny standard stop total"
+    assert f"{latency} bucket 78: requests +2" in out.getvalue()
     assert f"days: {tenant.slug} 2026-06-01 tiny standard stop: cost +3" in out.getvalue()
     assert "requests -1, prompt_tokens -10, completion_tokens -5" in out.getvalue()
     assert "recorded requests: ghost: requests +1" in out.getvalue()
@@ -344,10 +348,10 @@ def test_percentiles_of_a_histogram_are_right_to_a_twentieth(tenant):
     at = datetime(2026, 6, 1, tzinfo=UTC)
     delays = [1, 7, 20, 33, 150, 151, 480, 999, 2500, 60_000]
     record_usage([used(tenant, at, first_token_at_ms=ms(at) + d, finished_at_ms=ms(at) + d) for d in delays])
-    for metric in ("ttft", "total"):
-        rows = LatencyDay.objects.for_tenant(tenant).filter(metric=metric)
-        histogram = {row.bucket: row.requests for row in rows}
-        assert sum(histogram.values()) == len(delays)
-        for nth, delay in enumerate(delays, start=1):
-            assert percentile_ms(histogram, nth / len(delays)) == pytest.approx(delay, rel=0.05)
-    assert percentile_ms({}, 0.5) is None
+    shares = [nth / len(delays) for nth in range(1, len(delays) + 1)]
+    for sums in (UsageHour, UsageDay):
+        row = sums.objects.for_tenant(tenant).get()
+        for histogram in (row.ttft, row.total):
+            assert sum(histogram.values()) == len(delays)
+            assert percentiles_ms(histogram, shares) == pytest.approx(delays, rel=0.05)
+    assert percentiles_ms({}, (0.5,)) == (None,)

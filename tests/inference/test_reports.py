@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 
 import pytest
 
-from inference.models import UsageRecord
-from inference.reports import BadCursor, Dimension, Report, Width, usage_page
+from inference.models import LatencyMetric, UsageRecord
+from inference.reports import SHARES, BadCursor, Dimension, Report, Width, usage_page
 from inference.services.ledger import adjust_usage, record_usage
+from inference.services.reconcile import ledger_differences
 from tenants.models import ModelPrice, Tenant
 from tenants.principal import Scope
 from tenants.services import create_project
@@ -19,6 +21,8 @@ from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 START = datetime(2026, 9, 1, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
+ENDED_WELL = ("stop", "length")
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def tenant() -> Tenant:
                 completion_tokens=dice.randrange(500),
                 created_at_ms=at,
                 first_token_at_ms=at + dice.randrange(20, 3000),
-                finished_at_ms=at + 4000,
+                finished_at_ms=at + 3000 + dice.randrange(9000),
             )
         )
     record_usage(events)
@@ -93,20 +97,71 @@ def test_every_grouping_adds_up_to_the_ledger(tenant, width, depth):
         assert "secret" not in str(lines)
 
 
-def test_percentiles_are_those_of_the_rows(tenant):
-    for line in lines_of(a_report(tenant, group_by=(Dimension.MODEL, Dimension.KEY)), limit=1000):
-        waits = sorted(
-            (row.first_token_at - row.created_at).total_seconds() * 1000
-            for row in UsageRecord.objects.filter(
-                tenant=tenant,
-                day=line.starts,
-                model=line.groups[Dimension.MODEL],
-                key_public_id=line.groups[Dimension.KEY] or None,
-            )
+def percentiles_of(rows: list[UsageRecord], metric: LatencyMetric) -> list[float | None]:
+    """Directly, of the ledger's rows themselves."""
+    if metric is LatencyMetric.TTFT:
+        times = [(row.first_token_at - row.created_at) / MS for row in rows if row.first_token_at]
+    else:
+        times = [(row.finished_at - row.created_at) / MS for row in rows if row.finish_reason in ENDED_WELL]
+    times.sort()
+    return [times[math.ceil(share * len(times)) - 1] if times else None for share in SHARES]
+
+
+@pytest.mark.parametrize("width", Width)
+@pytest.mark.parametrize(
+    "group_by",
+    [(), (Dimension.MODEL, Dimension.KEY), (Dimension.FINISH_REASON,), (Dimension.TIER, Dimension.PROJECT)],
+    ids=str,
+)
+def test_percentiles_are_those_of_the_rows(tenant, width, group_by):
+    """Of any grouping, hours and finish reasons too, within a histogram's bound; adjustments change none."""
+    adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-77, reason="test")
+    columns = {Dimension.PROJECT: "project_public_id", Dimension.KEY: "key_public_id"}
+    rows: dict[tuple[object, ...], list[UsageRecord]] = {}
+    for row in UsageRecord.objects.for_tenant(tenant):
+        starts = row.day if width is Width.DAY else row.created_at.replace(minute=0, second=0, microsecond=0)
+        groups = [str(getattr(row, columns.get(each, each)) or "") for each in group_by]
+        rows.setdefault((starts, *groups), []).append(row)
+    lines = lines_of(a_report(tenant, width=width, group_by=group_by), limit=1000)
+    assert len(lines) == len(rows) + 1  # the adjustment's own
+    for line in lines:
+        of_line = rows.get((line.starts, *line.groups.values()), [])
+        for metric in LatencyMetric:
+            expected = [each and pytest.approx(each, rel=0.05) for each in percentiles_of(of_line, metric)]
+            assert list(line.latency_ms[metric]) == expected
+
+
+def test_late_rows_count_and_repeated_ones_do_not(tenant):
+    """A stream that is drained again, and one whose rows come days afterwards, in whatever batches."""
+    report = a_report(tenant, width=Width.HOUR, group_by=(Dimension.MODEL,))
+    rows = list(UsageRecord.objects.for_tenant(tenant).order_by("created_at", "id"))
+    told = lines_of(report, limit=1000)
+    again = [
+        an_event(
+            str(tenant.public_id),
+            row.request_id,
+            created_at_ms=int(row.created_at.timestamp() * 1000),
+            finished_at_ms=int(row.finished_at.timestamp() * 1000) + 60_000,
         )
-        for share, told in zip((0.5, 0.95, 0.99), line.latency_ms["ttft"], strict=True):
-            exact = waits[max(0, -int(-share * len(waits) // 1) - 1)]
-            assert told == pytest.approx(exact, rel=0.06)
+        for row in rows
+    ]
+    record_usage(again)
+    record_usage(again[::-1])
+    assert lines_of(report, limit=1000) == told
+    first = rows[0]
+    at = int(first.created_at.timestamp() * 1000)
+    late = {"model": first.model, "created_at_ms": at, "first_token_at_ms": at + 600_000}
+    for number in range(3):
+        record_usage([an_event(str(tenant.public_id), f"late-{number}", **late, finished_at_ms=at + 700_000)])
+    (line,) = [
+        line
+        for line in lines_of(report, limit=1000)
+        if line.starts == first.created_at.replace(minute=0, second=0, microsecond=0)
+        and line.groups[Dimension.MODEL] == first.model
+    ]
+    assert line.latency_ms[LatencyMetric.TTFT][-1] == pytest.approx(600_000, rel=0.05)
+    assert line.latency_ms[LatencyMetric.TOTAL][-1] == pytest.approx(700_000, rel=0.05)
+    assert ledger_differences() == []
 
 
 def test_a_cursor_of_another_report_or_of_nobody_is_refused(tenant):
