@@ -1,21 +1,23 @@
 """The whole platform at 1x, 2x and 10x of its capacity: what is left of its goodput, and what is lost.
 
-    make bench-load                                       # three minutes each; about 12 minutes
-    make bench-load ARGS="--seconds 60 --soak 3600"       # and an hour at 1x afterwards
+    make bench-load                                       # two minutes each; about 10 minutes
+    make bench-load ARGS="--seconds 60 --soak 3600 --soak-load 0.5"   # and an hour at half the capacity afterwards
     make bench-load ARGS="--model tiny --seconds 10"      # a random model: checks the benchmark, measures nothing
 
 Starts the product in a scratch directory (`weir up`: PostgreSQL, Valkey, Daphne, Celery, one worker), eight tenants.
 Capacity is what as many clients as the engine has slots get through when each sends its next request as the last one
 ends. Then the load of `weir bench`, an open loop: requests come at their times, Poisson, whatever became of those
-before, and nobody tries again. Lengths are ShareGPT's, scaled (`--scale`). The tier promises a wait of at most the
-objective's time to the first token: who would wait longer is refused at once. Client, gateway and engine share the
-machine, so at 10x the refusals cost the engine processor time as well.
+before, and nobody tries again. Lengths are ShareGPT's, scaled (`--scale`). The tier promises a wait of at most 0.7 of
+the objective's time to the first token, the rest is the engine's: who would wait longer is refused at once, or ended in
+the queue (`failed`). Client, gateway and engine share the machine, so at 10x the refusals cost the engine processor
+time as well: `cores` of each run says how much of it each process took.
 
 goodput_10x_over_peak         answers a second within the objective at 10x, over the most at any load
 refused_without_retry_after   refusals (429, 503) that do not say when to come back
 lost                          requests without an answer or an error that says so, and answers that are not in the
                               ledger exactly once, with the tokens that the client was told
-rss_slope_mb_per_hour         least squares over all our processes, of the soak, else of the 10x part (short: noisy)
+rss_slope_mb_per_hour         least squares over all our processes, of the soak, else of the 10x part (short: noisy);
+                              each process's own, descriptors' and KV blocks' beside it
 
 The last line is JSON.
 """
@@ -47,6 +49,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = "bench"
 TENANTS = 8
 SAMPLE_S = 1.0
+KV_EVERY = 10
+WAIT_SHARE = 0.7
 LEDGER_S = 90.0
 
 
@@ -55,7 +59,11 @@ class Sample:
     at_s: float
     rss_mb: dict[str, float]
     """By process name as `weir up` has it, with its children."""
-    descriptors: int
+    descriptors: dict[str, int]
+    cpu_s: dict[str, float]
+    """Processor time so far; the client's too."""
+    kv_blocks: int | None
+    """In use by running requests; asked for every so often."""
 
     @property
     def total_mb(self) -> float:
@@ -64,26 +72,30 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Samples memory and descriptors of the product's processes, in a thread of its own."""
+    """Samples memory, descriptors and processor time of the product's processes, in a thread of its own."""
 
     children_file: Path
+    redis_url: str
     samples: list[Sample] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             rss: dict[str, float] = {}
-            descriptors = 0
+            descriptors: dict[str, int] = {}
+            cpu_s = {"client": time.process_time()}
             for pid, name, _ in json.loads(self.children_file.read_text()):
                 try:
                     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
                     # Postgres's processes share most of their memory: counted once, by the first.
                     counted = family[:1] if name == "postgres" else family
                     rss[name] = sum(process.memory_info().rss for process in counted) / 2**20
-                    descriptors += sum(process.num_fds() for process in family)
+                    descriptors[name] = sum(process.num_fds() for process in family)
+                    cpu_s[name] = sum(sum(process.cpu_times()[:2]) for process in family)
                 except psutil.NoSuchProcess:
                     continue
-            self.samples.append(Sample(time.monotonic(), rss, descriptors))
+            kv = asyncio.run(kv_in_use(self.redis_url))[0] if len(self.samples) % KV_EVERY == 0 else None
+            self.samples.append(Sample(time.monotonic(), rss, descriptors, cpu_s, kv))
 
     def __enter__(self) -> Watch:
         self._thread = threading.Thread(target=self.run, name="watch", daemon=True)
@@ -110,7 +122,7 @@ def make_tenants(objective: Objective, slots: int) -> list[str]:
     from tenants.services import Actor, create_tenant, issue_api_key
 
     tier = Tier.objects.get(name="standard")
-    tier.max_wait_s = max(1, int(objective.ttft_s))
+    tier.max_wait_s = max(1, round(WAIT_SHARE * objective.ttft_s))
     tier.max_queued, tier.max_queued_per_tenant = 100 * slots, 20 * slots
     tier.save()
     actor = Actor.system("bench")
@@ -184,6 +196,7 @@ class Bench:
         self.objective = Objective(arguments.ttft_slo, arguments.itl_slo)
         self.all: list[Outcome] = []
         self.by_run: dict[str, list[Outcome]] = {}
+        self.cores: dict[str, dict[str, float]] = {}
 
     def capacity(self) -> float:
         """Answers a second, with every slot of the engine taken."""
@@ -209,11 +222,14 @@ class Bench:
         )
         print(f"{name}: {rate:.2f} requests/s for {seconds:g} s")
         self._print(report)
+        samples = self._watch.since(began)
+        self.cores[name] = cores(samples)
+        print(f"    cores      {', '.join(f'{who} {busy:g}' for who, busy in self.cores[name].items())}")
         for error in sorted({outcome.error for outcome in outcomes if outcome.end in (End.FAILED, End.LOST)})[
             :3
         ]:
             print(f"    {error}")
-        return report, self._watch.since(began)
+        return report, samples
 
     def _print(self, report: Report) -> None:
         for line in report.lines():
@@ -227,12 +243,33 @@ def memory(samples: Sequence[Sample]) -> dict[str, object]:
     names = sorted({name for sample in settled for name in sample.rss_mb})
     return {
         "rss_slope_mb_per_hour": slope_per_hour(times, [sample.total_mb for sample in settled]),
-        "descriptor_slope_per_hour": slope_per_hour(times, [sample.descriptors for sample in settled]),
+        "descriptor_slope_per_hour": slope_per_hour(
+            times, [sum(sample.descriptors.values()) for sample in settled]
+        ),
+        "kv_block_slope_per_hour": slope_per_hour(
+            [sample.at_s for sample in settled if sample.kv_blocks is not None],
+            [sample.kv_blocks for sample in settled if sample.kv_blocks is not None],
+        ),
         "rss_mb": {name: round(settled[-1].rss_mb.get(name, 0.0)) for name in names} if settled else {},
         "rss_slope_by_process": {
             name: slope_per_hour(times, [sample.rss_mb.get(name, 0.0) for sample in settled])
             for name in names
         },
+        "descriptor_slope_by_process": {
+            name: slope_per_hour(times, [sample.descriptors.get(name, 0) for sample in settled])
+            for name in names
+        },
+    }
+
+
+def cores(samples: Sequence[Sample]) -> dict[str, float]:
+    """How many processor cores each process kept busy, the client too."""
+    if len(samples) < 2:
+        return {}
+    first, last = samples[0], samples[-1]
+    return {
+        name: round((spent - first.cpu_s.get(name, 0.0)) / (last.at_s - first.at_s), 2)
+        for name, spent in last.cpu_s.items()
     }
 
 
@@ -248,7 +285,7 @@ def bench(arguments: argparse.Namespace, scratch: Path, base_url: str) -> dict[s
     target = Target(base_url, make_tenants(objective, arguments.slots), MODEL)
     mix = Mix(seed=arguments.seed, scale=arguments.scale, most_tokens=arguments.most_tokens)
     reports: dict[str, Report] = {}
-    with Watch(scratch / "var" / "run" / "children.json") as watch:
+    with Watch(scratch / "var" / "run" / "children.json", redis_url) as watch:
         bench = Bench(arguments, target, mix, watch)
         capacity = bench.capacity()
         if not capacity:
@@ -258,12 +295,12 @@ def bench(arguments: argparse.Namespace, scratch: Path, base_url: str) -> dict[s
             reports[f"{factor:g}x"], samples = bench.run(f"{factor:g}x", factor * capacity, arguments.seconds)
         kv_after = asyncio.run(settled_kv(redis_url))
         if arguments.soak:
-            reports["soak"], samples = bench.run("soak", capacity, arguments.soak)
+            reports["soak"], samples = bench.run("soak", arguments.soak_load * capacity, arguments.soak)
             kv_after = asyncio.run(settled_kv(redis_url))
     wrong = missing_in_ledger(bench.all)
     for request_id in wrong[:5]:
         print(f"    not in the ledger as it was answered: {request_id}")
-    peak = max(report.goodput_per_s for report in reports.values())
+    peak = max(report.goodput_per_s for name, report in reports.items() if name != "soak")
     last = reports[f"{arguments.factors[-1]:g}x"]
     return {
         "goodput_10x_over_peak": round(last.goodput_per_s / peak, 3) if peak else 0.0,
@@ -279,7 +316,7 @@ def bench(arguments: argparse.Namespace, scratch: Path, base_url: str) -> dict[s
         "seconds": arguments.seconds,
         "soak_s": arguments.soak,
         "runs": {
-            name: report.as_json() | {"of_ttft": waits(bench.by_run[name])}
+            name: report.as_json() | {"of_ttft": waits(bench.by_run[name]), "cores": bench.cores[name]}
             for name, report in reports.items()
         },
     }
@@ -289,8 +326,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=180.0, help="of each part")
-    parser.add_argument("--soak", type=float, default=0.0, help="seconds at 1x afterwards")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each part")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds at `--soak-load` afterwards")
+    parser.add_argument("--soak-load", type=float, default=0.8, help="of the capacity")
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 2.0, 10.0])
     parser.add_argument("--model", default="smollm2-135m-instruct", help="or a directory, or `tiny`")
     parser.add_argument("--scale", type=float, default=0.25, help="of ShareGPT's lengths")

@@ -22,6 +22,7 @@ from engine_worker.broker.errors import (
     TokenizerMissing,
     UnknownRequest,
 )
+from engine_worker.broker.full_queues import FullQueues
 from engine_worker.broker.live import LiveChannel
 from engine_worker.protocol import Chunk, Finish, GenerateRequest, ModelCard, WorkerStatus, decode, encode
 
@@ -71,6 +72,7 @@ class GatewayBroker:
         self._redis = connect(url, timeout_s=timeout_s)
         self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
         self._models: set[str] = set()
+        self._full = FullQueues()
         self._sweeper: asyncio.Task[None] | None = None
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -97,8 +99,8 @@ class GatewayBroker:
         """Queues the request, all or nothing.
 
         `weight` is the tenant's against others of its tier. `max_wait_ms` is the longest wait that is
-        promised: with more ahead than that the request is refused, and after half of it the request
-        may pass better tiers; None takes the time until the deadline.
+        promised: with nearly as much ahead the request is refused, after half of it the request may pass
+        better tiers, and after all of it it is ended; None takes the time until the deadline.
 
         `decision` goes into the usage event as it is.
 
@@ -109,6 +111,7 @@ class GatewayBroker:
         Raises: QueueFull, DuplicateRequestId, BrokerUnavailable.
         """
         lifetime_ms = request.deadline_ms - request.created_at_ms
+        longest_ms = lifetime_ms if max_wait_ms is None else max_wait_ms
         args = (
             request.request_id,
             encode(request),
@@ -124,7 +127,7 @@ class GatewayBroker:
             max_attempts,
             secrets.token_hex(8),
             weight,
-            lifetime_ms if max_wait_ms is None else max_wait_ms,
+            longest_ms,
             request.adapter,
         )
         try:
@@ -137,9 +140,15 @@ class GatewayBroker:
         if reply[0] == b"duplicate":
             raise DuplicateRequestId(request.request_id)
         if reply[0] == b"full":
-            raise QueueFull(cast(QueueScope, reply[1].decode()), int(reply[2]))
+            refusal = QueueFull(cast(QueueScope, reply[1].decode()), int(reply[2]))
+            self._full.remember((request.model, request.tier_rank, request.tenant_id), longest_ms, refusal)
+            raise refusal
         self._sweep(request.model)
         return Enqueued(position=int(reply[1]))
+
+    def refuse_if_full(self, model: str, *, tier_rank: int, tenant_id: str, max_wait_ms: int) -> None:
+        """Asks nobody. Raises QueueFull where `enqueue` has just refused the like: see FullQueues."""
+        self._full.check((model, tier_rank, tenant_id), max_wait_ms)
 
     async def cancel(self, model: str, request_id: str, *, if_last_watched_by: str = "") -> None:
         """Ends a request in any state; unknown and finished ones are left alone.

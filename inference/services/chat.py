@@ -11,6 +11,7 @@ from inference.schemas.chat import ChatCompletionRequest
 from inference.services.choices import end_of
 from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
+from inference.services.overload import refuse_early
 from inference.services.prepare import make_chat_grammar, tokenise_chat
 from inference.services.submit import Submission
 from inference.tool_calls import Part, ToolCallParser, ToolFormat
@@ -55,6 +56,8 @@ async def start_chat(
     `max_tokens_param`: what the client's API calls that bound, for messages about it.
     """
     model = await runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id, kind="generate")
+    if not may_exist:
+        refuse_early(runtime, principal, model)
     grammar, tool_form = await make_chat_grammar(runtime.models, model, body)
     prompt = await tokenise_chat(
         runtime.models, model, body.messages, body.chat_template_kwargs, body.active_tools()

@@ -9,6 +9,7 @@ from inference.runtime import Runtime
 from inference.schemas.completions import CompletionRequest
 from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
+from inference.services.overload import refuse_early
 from inference.services.prepare import make_grammar, tokenise_prompt
 from inference.services.submit import Submission
 from tenants.principal import Principal
@@ -33,6 +34,8 @@ async def start_completions(
 ) -> Prompted:
     """Raises ApiError: nothing is charged and nothing queued then. `body` is checked already."""
     model = await runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id, kind="generate")
+    if not may_exist:
+        refuse_early(runtime, principal, model)
     prompts = [await tokenise_prompt(runtime.models, model, prompt) for prompt in body.prompts()]
     grammar = await make_grammar(runtime.models, body)
     generations: list[Generation] = []

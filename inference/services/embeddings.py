@@ -15,6 +15,7 @@ from inference.schemas.embeddings import Embedding, EmbeddingList, EmbeddingRequ
 from inference.schemas.sampling import SamplingFields
 from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
+from inference.services.overload import refuse_early
 from inference.services.prepare import tokenise_texts
 from inference.services.submit import Submission
 from tenants.principal import Principal
@@ -64,6 +65,8 @@ async def start_embedding(
         body.model, tenant_public_id=principal.tenant_public_id, kind="embedding"
     )
     _refuse_other_sizes(body, model, len(texts))
+    if not may_exist:
+        refuse_early(runtime, principal, model)
     ids = await tokenise_texts(runtime.models, model, texts)
     generation = await submit_once(
         runtime,

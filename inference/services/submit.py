@@ -17,12 +17,13 @@ from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
 from engine_worker.protocol import GenerateRequest, Rung, SamplingParams
-from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded, RateLimited
+from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded
 from inference.models_served import ServedModel, refuse_other_kind
 from inference.runtime import Runtime
 from inference.schemas.sampling import SamplingFields
 from inference.services.decision import Told, as_text, told
 from inference.services.generation import Generation, Ticket
+from inference.services.overload import longest_wait_ms, queue_refusal, refuse_early
 from inference.services.refusal import refusal
 from inference.services.turn import in_turn
 from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
@@ -36,8 +37,6 @@ _LEASE_GRACE_S: Final = 30
 """A reservation outlives its request's deadline by this much: settling comes after the end."""
 _SHORT_ANSWER: Final = 256
 """Output tokens of who names no bound, while the engine asks for relief."""
-_OVERLOADED_RETRY_MS: Final = 5000
-"""An engine comes down a rung per second at best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     """
     (await runtime.policy.current()).refuse_in_maintenance()
     refuse_other_kind(asked.model, "embedding" if asked.text_lengths else "generate")
-    _refuse_when_overloaded(principal, asked.model)
+    refuse_early(runtime, principal, asked.model)
     if not principal.allows(asked.model.card.model):
         raise NotAllowed(
             f"This key may not use '{asked.model.card.model}'.", code="model_not_allowed", param="model"
@@ -182,7 +181,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
                 max_queued=tier.max_queued,
                 max_queued_per_tenant=tier.max_queued_per_tenant,
                 weight=principal.weight,
-                max_wait_ms=(tier.max_wait_s or tier.deadline_s) * 1000,
+                max_wait_ms=longest_wait_ms(tier),
                 decision=as_text(reason),
             )
         except BaseException:
@@ -290,30 +289,9 @@ def _with_defaults(sampling: SamplingParams, asked: Submission) -> SamplingParam
     return sampling
 
 
-def _refuse_when_overloaded(principal: Principal, model: ServedModel) -> None:
-    if principal.tier.rank > 0 and model.rung >= Rung.REFUSING:
-        raise Overloaded(
-            f"'{model.card.model}' is overloaded and takes requests of the first tier only. Try again shortly.",
-            retry_after_ms=_OVERLOADED_RETRY_MS,
-        )
-
-
 def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
-        retry_after_ms = error.retry_after_ms
-        if error.scope == "tenant":
-            return RateLimited(
-                "Too many requests wait: your tenant's share of the queue is full.",
-                kind="requests",
-                retry_after_ms=retry_after_ms,
-                headers={"x-weir-limit-scope": "tenant"},
-            )
-        if error.scope == "wait":
-            return Overloaded(
-                "Before this request's turn it would wait longer than your tier allows.",
-                retry_after_ms=retry_after_ms,
-            )
-        return Overloaded("Too many requests wait: the tier's queue is full.", retry_after_ms=retry_after_ms)
+        return queue_refusal(error)
     if isinstance(error, QuotaUnavailable):
         return Overloaded("Quotas can't be checked at the moment. Try again shortly.")
     if isinstance(error, DuplicateRequestId | ReservationClosed):

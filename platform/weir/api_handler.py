@@ -105,7 +105,8 @@ class ApiHandler(ASGIHandler):
         listening.add_done_callback(leave)
         try:
             response = await self._middleware_chain(request)
-            if response.status_code >= 500:
+            # Refusals are counted, not logged: in a flood the lines would cost more than the answers.
+            if response.status_code >= 500 and not response.has_header("Retry-After"):
                 log_response(
                     "%s: %s", response.reason_phrase, request.path, response=response, request=request
                 )

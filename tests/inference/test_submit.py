@@ -106,6 +106,32 @@ async def test_a_full_queue_refuses_and_gives_back(runtime, model, principal):
     assert await left(runtime, principal) == [9, 1000, 5]
 
 
+async def test_a_flood_is_refused_without_a_word_to_redis(runtime, model, principal):
+    """Ten times what can be served must not cost the gateway and Redis ten times the work."""
+    patient = replace(principal, tier=replace(principal.tier, max_queued_per_tenant=100, max_wait_s=100))
+    await submit(runtime, patient, ask(model))
+    prefix = keys.model_prefix(model.card.model)
+    line = f"{patient.tier.rank}:{patient.tenant_public_id}"
+    async with aioredis.Redis.from_url(settings.REDIS_URL) as redis:
+        await redis.set(f"{prefix}pace:{line}", 90_000)  # ms that a place in this line took lately
+
+        async def scripts_run() -> int:
+            return int((await redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+        with pytest.raises(Overloaded, match="wait longer than your tier allows"):
+            await submit(runtime, patient, ask(model))
+        await settled(runtime)
+        before = await scripts_run()
+        for _ in range(50):
+            with pytest.raises(Overloaded, match="wait longer than your tier allows") as refused:
+                await submit(runtime, patient, ask(model))
+            assert 1000 <= refused.value.retry_after_ms <= 30_000
+        await settled(runtime)
+        # Once a second it is asked again, with a reservation that is given back; and there is the sweep.
+        assert await scripts_run() - before < 40
+    assert await left(runtime, patient) == [9, 990, 4]
+
+
 async def test_cancelled_at_any_moment_nothing_stays_taken(runtime, model, principal):
     principal = replace(principal, tier=replace(principal.tier, max_queued_per_tenant=100))
     await submit(runtime, principal, ask(model))  # connections are open, scripts are loaded

@@ -1,5 +1,5 @@
 -- Gives a worker the next requests, each under a lease and a new epoch. Requests whose deadline has
--- passed are ended on the way and not handed out.
+-- passed, or whose longest wait, are ended on the way and not handed out.
 --
 -- Better tiers go first. But a request of a lower one that has waited half of the longest wait that it
 -- was promised passes them, oldest first, and keeps the better class at its worker, so that it isn't
@@ -20,7 +20,7 @@ local worker, count, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local extra, put_aside = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 local PASS_EVERY = 4
 local PACE_KEPT = 30000
-local NEWEST = 0.3 -- share of the latest interval in the mean
+local NEWEST = 0.1 -- share of the latest interval in the mean
 local DEPTH = 16 -- so many of a line, and so many lines of a tier, are looked at for one that can be served here
 local INTERVAL_KEPT = 3600000 -- the next flood is to find it; where it is wrong, the first claims of a backlog mend it
 local reply = { now }
@@ -91,7 +91,7 @@ while ended < 64 do
   local request = find(id)
   local counter = redis.call('ZSCORE', prefix .. 'turns:' .. request.rank, request.tenant)
   leave_queue(request)
-  if request.deadline <= now then
+  if leaves_at(request) <= now then
     finish_as(request, 'deadline')
     ended = ended + 1
   else

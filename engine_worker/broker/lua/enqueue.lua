@@ -15,8 +15,8 @@
 -- ARGV[12]  attempts before it fails for good
 -- ARGV[13]  the call's own id: a repeat of the same call is not a duplicate
 -- ARGV[14]  the tenant's weight against others of its tier, integer, 1 or more
--- ARGV[15]  the longest wait that is promised, ms: one that would wait longer is refused, and one that has
---           waited half of it may pass better tiers (see claim)
+-- ARGV[15]  the longest wait that is promised, ms: one that would wait longer, or nearly, is refused; one that
+--           has waited half of it may pass better tiers (see claim); one that has waited all of it is ended
 -- ARGV[16]  the LoRA adapter that it is for, '' without
 -- Returns   {'ok', requests ahead} | {'duplicate'} | {'full', 'tier', 'tenant' or 'wait', retry after ms}
 -- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000 ''
@@ -28,7 +28,10 @@ if redis.call('EXISTS', request_key(id)) == 1 then
   return { 'ok', position(find(id)) }
 end
 
+-- Waits are told from means, and half of what a mean promises comes later: of the longest wait so much is given away.
+local PROMISED = 0.6
 local line, max_wait = prefix .. 'line:' .. rank .. ':' .. tenant, tonumber(ARGV[15])
+local longest = PROMISED * max_wait
 local standing = redis.call('ZCARD', line)
 -- What one place in this line took lately, ms; forgotten when it says nothing of the present.
 local pace = tonumber(redis.call('GET', prefix .. 'pace:' .. rank .. ':' .. tenant) or nil)
@@ -46,22 +49,22 @@ end
 local tier = prefix .. 'tier:' .. rank
 local refusal = full('tier', tier, redis.call('ZCARD', tier), tonumber(ARGV[9]))
   or full('tenant', line, standing, tonumber(ARGV[10]))
-if not refusal and standing > 0 and pace and pace * (standing + 1) > max_wait then
-  refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(pace * (standing + 1) - max_wait), 30000)) }
+if not refusal and standing > 0 and pace and pace * (standing + 1) > longest then
+  refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(pace * (standing + 1) - longest), 30000)) }
 end
 if not refusal then
   -- A line's own pace is known only once something has left it; the whole queue's sooner, at the onset of a flood.
   local interval = tonumber(redis.call('GET', prefix .. 'interval') or nil)
   local ahead = interval and ahead_of_newcomer(rank, tenant) or 0
-  if ahead > 0 and interval * (ahead + 1) > max_wait then
-    refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(interval * (ahead + 1) - max_wait), 30000)) }
+  if ahead > 0 and interval * (ahead + 1) > longest then
+    refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(interval * (ahead + 1) - longest), 30000)) }
   end
 end
 if refusal then return refusal end
 
 local request = {
   id = id, rank = rank, tenant = tenant, arrival = redis.call('INCR', prefix .. 'arrivals'),
-  deadline = now + tonumber(ARGV[7]),
+  deadline = now + tonumber(ARGV[7]), created = now, max_wait = max_wait, epoch = 0,
 }
 redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,

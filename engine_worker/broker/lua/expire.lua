@@ -1,4 +1,4 @@
--- The sweep: ends queued requests whose deadline has passed, and takes running ones from workers
+-- The sweep: ends queued requests whose deadline or longest wait has passed, takes running ones from workers
 -- whose lease has lapsed, and queues those whose back-off is over. Every gateway and worker runs it about once a second; repeats are harmless.
 --
 -- KEYS[1]   prefix of the model's keys

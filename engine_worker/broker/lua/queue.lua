@@ -1,6 +1,12 @@
 -- Fragment: the queue. A request waits in its tenant's line, and counts in its tier; or it is put off
 -- (`delayed`) until its back-off is over, and stands in no line.
 
+-- Until when it may stand in the queue, ms: until its deadline, and until a worker first had it no longer
+-- than was promised.
+local function leaves_at(request)
+  return request.epoch > 0 and request.deadline or math.min(request.deadline, request.created + request.max_wait)
+end
+
 -- A request that comes back keeps its arrival number, and so stands before all that came after it.
 local function join_queue(request)
   local best = redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1]
@@ -13,7 +19,7 @@ local function join_queue(request)
   redis.call('ZADD', prefix .. 'tiers', request.rank, request.rank)
   redis.call('ZADD', prefix .. 'tier:' .. request.rank, request.arrival, request.id)
   redis.call('ZADD', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.arrival, request.id)
-  redis.call('ZADD', prefix .. 'deadlines', request.deadline, request.id)
+  redis.call('ZADD', prefix .. 'deadlines', leaves_at(request), request.id)
   take_turns(request.rank, request.tenant)
   -- Bounded: more tokens than idle workers only cost empty claims.
   redis.call('LPUSH', prefix .. 'wake', 1)
