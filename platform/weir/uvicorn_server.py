@@ -3,6 +3,10 @@
 Its sends wait for the client, so that a slow one costs a bounded buffer; but they wait for ever. Here a client that
 does not read enough for `STALL_S` to let the next send begin is cut off: the application then hears of it as of any
 client that left.
+
+It waits for ever for headers and bodies too, and takes headers of any size. Here a request's headers come within
+`HEADERS_S` and fit into `HEADERS_MAX`, and its body goes on coming (`BODY_PACE` bytes in `BODY_S`), or the connection
+is closed: so a gateway can stand without a proxy before it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 log = structlog.get_logger(__name__)
 
 STALL_S: Final = 30.0
+HEADERS_S: Final = 10.0
+HEADERS_MAX: Final = 64 * 1024
+"""Bytes of the request line and all headers, as `deploy/nginx/weir.conf` has it."""
+BODY_S: Final = 10.0
+BODY_PACE: Final = 4096
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 _DRAIN_S: Final = 10
 """Open streams have so long to end; then they are cut, and clients resume at another gateway."""
@@ -58,7 +67,95 @@ class _Impatient(asyncio.Protocol):
 
 
 class ImpatientHttp(_Impatient, HttpToolsProtocol):
-    pass
+    headers_s = HEADERS_S
+    body_s = BODY_S
+    _giving_up: asyncio.TimerHandle | None = None
+    _is_in_headers = False
+    _header_bytes = 0
+    _body_bytes = 0
+    _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._giving_up is None:
+            self._await_headers()  # of the next request on this connection
+        super().data_received(data)
+        if self._is_in_headers:  # of those that are not complete the parser tells nothing
+            self._header_bytes += len(data)
+            self._refuse_large_headers()
+
+    def on_headers_complete(self) -> None:
+        own = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        self._header_bytes = max(self._header_bytes, own)
+        self._refuse_large_headers()
+        if self._is_refused:
+            return
+        super().on_headers_complete()
+        self._is_in_headers = False
+        self._stop_clock()
+        self._await_body()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            self._stop_clock()
+            super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_clock()
+        super().handle_websocket_upgrade()
+
+    def _await_headers(self) -> None:
+        self._is_in_headers, self._header_bytes = True, 0
+        self._giving_up = asyncio.get_running_loop().call_later(self.headers_s, self._look_at_headers)
+
+    def _look_at_headers(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._await_headers()  # a line break after the request that is being answered is not the next one
+        else:
+            self._give_up("headers")
+
+    def _await_body(self) -> None:
+        self._body_bytes = 0
+        self._giving_up = asyncio.get_running_loop().call_later(self.body_s, self._look_at_body)
+
+    def _look_at_body(self) -> None:
+        # While the application has not taken what came, it is not the client that is slow.
+        if self._body_bytes >= BODY_PACE or self.flow.read_paused:
+            self._await_body()
+        else:
+            self._give_up("body")
+
+    def _give_up(self, on: str) -> None:
+        log.warning("slow_client_cut_off", waiting_for=on)
+        self.transport.abort()
+
+    def _refuse_large_headers(self) -> None:
+        if self._header_bytes > HEADERS_MAX:
+            self._is_refused, self._is_in_headers = True, False
+            self._stop_clock()
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.close()
+
+    def _stop_clock(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
 
 class ImpatientWebSocket(_Impatient, WebSocketsSansIOProtocol):

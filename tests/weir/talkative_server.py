@@ -18,4 +18,5 @@ if __name__ == "__main__":
         CommandLine().run(["-v", "0", "-b", "127.0.0.1", "-p", port, APPLICATION])
     else:
         ImpatientHttp.stall_s = ImpatientWebSocket.stall_s = 2.0
+        ImpatientHttp.headers_s = ImpatientHttp.body_s = 5.0
         serve(APPLICATION, host="127.0.0.1", port=int(port))

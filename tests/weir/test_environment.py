@@ -7,7 +7,7 @@ import re
 import stat
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from django.conf import settings
 
 from engine_worker.arguments import _WORKER_FLAGS
 from engine_worker.config import EngineConfig
+from engine_worker.worker_config import WorkerConfig
 from weir.environment import BadEnvironment, Environment, generated_secret
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,10 +75,47 @@ def test_without_a_url_and_without_servers_the_message_says_what_to_start(tmp_pa
 def test_every_setting_is_in_the_example_file():
     listed = re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
+    assert set(listed) == settings_of_gateways() | set(settings_of_workers())
+
+
+def settings_of_gateways() -> set[str]:
     from weir.settings import env
 
-    worker = [*_WORKER_FLAGS, *(field.name for field in fields(EngineConfig) if field.name != "model_dir")]
-    assert set(listed) - {f"WEIR_{name.upper()}" for name in worker} == env.names
+    return env.names
+
+
+def settings_of_workers() -> dict[str, object]:
+    """Each with its default."""
+    found = {field.name: field.default for field in fields(EngineConfig) if field.name != "model_dir"}
+    found |= {field.name: field.default for field in fields(WorkerConfig) if field.name in _WORKER_FLAGS}
+    return {f"WEIR_{name.upper()}": default for name, default in found.items()}
+
+
+def test_the_example_file_shows_the_workers_defaults():
+    text = (ROOT / ".env.example").read_text()
+    for name, default in settings_of_workers().items():
+        shown = re.search(rf"^#{name}=(.*)$", text, re.MULTILINE)
+        assert shown, name
+        if default is None or default is MISSING:
+            assert shown[1] == "", name
+        elif isinstance(default, float):
+            assert float(shown[1]) == default, name
+        else:
+            assert shown[1] == (str(default).lower() if isinstance(default, bool) else str(default)), name
+
+
+def test_documents_and_deployments_name_only_settings_that_are_read():
+    """A setting that was renamed goes on being set in vain."""
+    files = [ROOT / "README.md", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.md")]
+    files += [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    known = settings_of_gateways() | set(settings_of_workers())
+    # A client's own, a test's, and two that compose reads itself.
+    known |= {"WEIR_API_KEY", "WEIR_FUZZ_EXAMPLES", "WEIR_GPU_MODEL_DIR", "WEIR_GPU_MODEL_NAME"}
+    named = {
+        name: path.name for path in files for name in re.findall(r"\bWEIR_[A-Z0-9_]+\b", path.read_text())
+    }
+    assert len(named) > 30
+    assert {name: path for name, path in named.items() if name not in known} == {}
 
 
 def test_a_secret_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

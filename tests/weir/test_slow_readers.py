@@ -1,4 +1,5 @@
-"""FAULTS 77: who does not read is cut off, at a bounded cost in memory, and nobody else waits for it."""
+"""FAULTS 77: who does not read is cut off, at a bounded cost in memory, and nobody else waits for it; nor for who does
+not come to the end of a request, where no proxy is in front."""
 
 from __future__ import annotations
 
@@ -100,3 +101,62 @@ def test_fault_77_a_reader_that_never_reads(port, kind):
     for reader in slow:
         assert is_cut_off(reader)
         reader.close()
+
+
+def is_uvicorn(request: pytest.FixtureRequest) -> bool:
+    return bool(request.node.callspec.params["port"] == UVICORN)
+
+
+def said(port: int, text: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    client.sendall(text)
+    return client
+
+
+def test_who_does_not_come_to_the_end_of_a_request_is_cut_off(port, request):
+    """Slowloris: a byte now and then keeps no connection open."""
+    if not is_uvicorn(request):
+        pytest.skip("Daphne leaves it to Twisted: a minute without a byte")
+    begun = {
+        "nothing": b"",
+        "headers": b"GET /upload HTTP/1.1\r\nX-Slow: ",
+        "body": b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
+    }
+    waiting = {name: said(port, text) for name, text in begun.items()}
+    for client in waiting.values():
+        client.settimeout(0.2)
+    deadline = time.monotonic() + 60
+    while waiting and time.monotonic() < deadline:
+        for name, client in list(waiting.items()):
+            try:
+                if name != "nothing":
+                    client.sendall(b"x")
+                assert client.recv(100) == b"", "it was cut off, not answered"
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            client.close()
+            del waiting[name]
+    assert not waiting
+    # A large body that keeps coming is as welcome as before, in as many pieces as it takes.
+    answer = httpx.post(f"http://127.0.0.1:{port}/upload", content=iter([b"x" * 65_536] * 64), timeout=60)
+    assert answer.text == str(65_536 * 64)
+
+
+@pytest.mark.parametrize("are_complete", [True, False])
+def test_headers_have_a_bound(port, request, are_complete):
+    size = (64 if is_uvicorn(request) else 16) * 1024
+    lines = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(size // 1000 + 1))
+    with said(port, b"GET /state HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" * are_complete) as client:
+        answer = b""
+        try:
+            while piece := client.recv(65_536):
+                answer += piece
+        except ConnectionError:
+            pass  # what it had not read yet when it closed
+    assert b" 200 " not in answer.partition(b"\r\n")[0]
+    if is_uvicorn(request):
+        assert answer.startswith(b"HTTP/1.1 431 ") or not answer
+    with said(port, b"GET /state HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n" % (b"x" * 8000)) as client:
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
