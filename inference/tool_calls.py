@@ -22,7 +22,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from inference.errors import InvalidRequest
-from inference.grammars import WHITESPACE, checked
+from inference.grammars import WHITESPACE, checked, json_schema_grammar
 from inference.schemas.tools import Tool
 
 _BEGIN: Final = "<tool_call>"
@@ -54,17 +54,26 @@ def tool_format(chat_template: str | None) -> ToolFormat:
     return ToolFormat(Style.BARE, "parameters" if is_llama else "arguments")
 
 
-def call_grammar(form: ToolFormat, tools: Sequence[Tool], *, many: bool, control: Sequence[str]) -> str:
+def call_grammar(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    many: bool,
+    control: Sequence[str],
+    answer: dict[str, Any] | None = None,
+) -> str:
     """Forces one call of `tools`, or with `many` one or more. Raises InvalidRequest for a bad schema.
 
-    `control`: texts that are a token of their own, which a grammar has to name as such.
+    With `answer`, a JSON schema, what follows that may come instead. `control`: texts that are a token of their own,
+    which a grammar has to name as such.
     """
+    if answer is not None and form.style is Style.BARE:
+        # Calls are JSON as the answer is: only one schema for both can tell them apart.
+        return json_schema_grammar(_call_or_answer(form, tools, many=many, answer=answer), param="tools")
     rules = []
     for at, tool in enumerate(tools):
-        schema = {**(tool.function.parameters or {"type": "object"})}
-        schema["x-guidance"] = {"whitespace_pattern": WHITESPACE}
         head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "{form.key}": ')
-        call = f'{head} %json {json.dumps(schema)} "}}"'
+        call = f'{head} {_json(tool.function.parameters or {"type": "object"})} "}}"'
         if form.style is Style.TAGGED:
             begin, end = (tag if tag in control else json.dumps(tag) for tag in (_BEGIN, _END))
             call = f'{begin} "\\n" {call} "\\n" {end}'
@@ -74,8 +83,53 @@ def call_grammar(form: ToolFormat, tools: Sequence[Tool], *, many: bool, control
     start = f"call ({separator} call)*" if many else "call"
     if form.style is Style.BARE and many:
         start = f'call | "[" {start} "]"'
+    if answer is not None:
+        start += " | answer"
+        rules.append(f"answer: {_json(answer)}")
     grammar = "\n".join([f"start: {start}", f"call: {either}", *rules])
     return checked(LLMatcher.grammar_from_lark(grammar), param="tools")
+
+
+def _call_or_answer(
+    form: ToolFormat, tools: Sequence[Tool], *, many: bool, answer: dict[str, Any]
+) -> dict[str, Any]:
+    defs = {"answer": _moved(answer, "#/$defs/answer")}
+    calls = []
+    for at, tool in enumerate(tools):
+        defs[f"tool{at}"] = _moved(tool.function.parameters or {"type": "object"}, f"#/$defs/tool{at}")
+        properties = {"name": {"const": tool.function.name}, form.key: {"$ref": f"#/$defs/tool{at}"}}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            }
+        )
+    defs["call"] = {"anyOf": calls}
+    either: list[dict[str, Any]] = [{"$ref": "#/$defs/answer"}, {"$ref": "#/$defs/call"}]
+    if many:
+        either.append({"type": "array", "items": {"$ref": "#/$defs/call"}, "minItems": 1})
+    return {"anyOf": either, "$defs": defs}
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """The schema, as it is where it is no longer the whole document."""
+    if isinstance(schema, list):
+        return [_moved(one, to) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: to + value[1:]
+        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, to)
+        for name, value in schema.items()
+    }
+
+
+def _json(schema: dict[str, Any]) -> str:
+    """In Lark's words."""
+    return f"%json {json.dumps(schema | {'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
 
 
 @dataclass(slots=True)

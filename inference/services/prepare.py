@@ -16,7 +16,7 @@ from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import Message
 from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.structured import StructuredFields
-from inference.schemas.tools import Tool, ToolCallMade
+from inference.schemas.tools import NamedTool, Tool, ToolCallMade
 from inference.tool_calls import ToolFormat, call_grammar, tool_format
 
 _CHARACTERS_PER_TOKEN_MAX = 64
@@ -82,19 +82,40 @@ async def make_chat_grammar(
     tools = body.active_tools()
     if not tools:
         return await make_grammar(catalogue, body), None
-    if forms := body.forms():
-        raise InvalidRequest(
-            "A form of the answer and tools can't be combined: leave one out, or set 'tool_choice' to 'none'.",
-            param=next(iter(forms)),
-        )
     form = tool_format(model.card.chat_template)
+    answer = await _answer_schema(catalogue, body)
     forced = body.forced_tools()
-    if not forced:
+    if not forced and answer is None:
         return "", form
-    many = body.tool_choice == "required" and body.parallel_tool_calls is not False
-    make = partial(call_grammar, form, forced, many=many, control=model.renderer.added_tokens)
+    many = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
+    make = partial(
+        call_grammar,
+        form,
+        forced or tools,
+        many=many,
+        control=model.renderer.added_tokens,
+        # A call that is forced leaves no answer to have a form.
+        answer=None if forced else answer,
+    )
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(catalogue.executor, make), form
+
+
+async def _answer_schema(catalogue: ModelCatalogue, body: ChatCompletionRequest) -> dict[str, Any] | None:
+    """Of an answer that may come instead of a call; None: any. Raises InvalidRequest."""
+    forms = body.forms()
+    if not forms:
+        return None
+    await make_grammar(catalogue, body)  # says what is wrong with it by itself
+    ((param, (kind, value)),) = forms.items()
+    if kind not in ("json", "json_object"):
+        raise InvalidRequest(
+            f"Only a JSON form and tools can be combined, but not '{param}': leave one out, or set 'tool_choice' "
+            "to 'none'.",
+            param=param,
+        )
+    schema: dict[str, Any] = value if kind == "json" else {"type": "object"}
+    return schema
 
 
 async def tokenise_prompt(

@@ -128,6 +128,24 @@ def test_the_grammar_lets_calls_through_and_nothing_else(has_tokens, form, many,
         assert calls
 
 
+@pytest.mark.parametrize("form", [TAGGED, BARE])
+@pytest.mark.parametrize("answer", ['{"level": 3}', '{"level":3}', '{"level": "low"}', "{}", "three", ""])
+def test_a_form_lets_an_answer_or_a_call_through_and_nothing_else(form, answer):
+    schema = {
+        "type": "object", "properties": {"level": {"type": "integer"}}, "required": ["level"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    grammar = call_grammar(form, TOOLS, many=True, control=[], answer=schema)
+    tokenizer = byte_tokenizer()
+    call = f'{{"name": "go", "{form.key}": {{}}}}'
+    call = f"<tool_call>\n{call}\n</tool_call>" if form is TAGGED else call
+    for text, is_allowed in ((call, True), (answer, answer in ('{"level": 3}', '{"level":3}'))):
+        matcher = LLMatcher(LLTokenizer(tokenizer.to_str(), eos_token=256), grammar, log_level=0)
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == is_allowed
+    assert parse(form, [answer]) == (answer, [])
+
+
 def test_formats_are_told_by_the_template():
     assert tool_format("{{ tools }} <tool_call>") == TAGGED
     assert tool_format('{{ tools }} {"name": ..., "parameters": ...}') == BARE

@@ -98,7 +98,9 @@ def test_a_call_and_its_answer_reach_the_template(chat):
         ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strin"}}}},
+         "response_format"),
         ({"messages": [*ASK, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}],
           "tool_choice": "required"}, "tools"),
@@ -108,6 +110,38 @@ def test_what_cannot_be_is_refused(chat, given, param):
     with pytest.raises(openai.BadRequestError) as refused:
         chat(**given)
     assert refused.value.param == param
+
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {"cm": {"enum": [1, 2]}},
+            "required": ["cm"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_a_form_the_model_calls_or_answers_in_it(chat, seed):
+    (choice,) = chat(seed, response_format=FORM).choices
+    if choice.message.tool_calls:
+        assert choice.finish_reason == "tool_calls"
+        assert {call.function.name for call in choice.message.tool_calls} <= {"water_level", "bye"}
+    else:
+        assert choice.finish_reason == "stop"
+        assert json.loads(choice.message.content) in ({"cm": 1}, {"cm": 2})
+
+
+def test_a_forced_call_leaves_no_answer_to_have_a_form(chat):
+    (choice,) = chat(tool_choice=NAMED, response_format=FORM).choices
+    assert choice.message.content is None
+    assert choice.message.tool_calls[0].function.name == "water_level"
 
 
 def test_a_model_whose_template_takes_no_tools_says_so(sdk, key, model):
