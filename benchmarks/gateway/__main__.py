@@ -43,7 +43,7 @@ from benchmarks.gateway.product import (
     running_product,
 )
 from engine_worker.model_store import DEFAULT_MODEL, ensure_model
-from weir.servers import SERVERS, UVICORN
+from weir.servers import GRANIAN, SERVERS, UVICORN
 
 CHUNKS = 20
 _CASES = [(streamed, connections) for streamed in (False, True) for connections in (1, 32)]
@@ -187,7 +187,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
-    parser.add_argument("--servers", default=",".join(SERVERS), help="ours to measure")
+    parser.add_argument("--servers", default=",".join((*SERVERS, GRANIAN)), help="ours to measure")
     parser.add_argument("--production", default=UVICORN, help="the one that is compared")
     parser.add_argument("--streams", type=int, default=500, help="open at once; 0: skip that part")
     parser.add_argument("--peer", default=str(ROOT / "var" / "bench" / "litellm"), help="its venv, or none")

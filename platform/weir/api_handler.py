@@ -101,7 +101,7 @@ class ApiHandler(ASGIHandler):
                 has_left = True
                 answering.cancel()
 
-        listening = asyncio.create_task(receive(), name="api-disconnect")
+        listening = asyncio.create_task(_received(receive), name="api-disconnect")
         listening.add_done_callback(leave)
         try:
             response = await self._middleware_chain(request)
@@ -138,6 +138,10 @@ class ApiHandler(ASGIHandler):
             async for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _received(receive: Any) -> Any:
+    return await receive()  # not every server's is a coroutine
 
 
 @lru_cache(maxsize=512)

@@ -6,8 +6,10 @@ from typing import Final
 
 DAPHNE: Final = "daphne"
 UVICORN: Final = "uvicorn"
+SERVERS: Final = (DAPHNE, UVICORN)
+"""Those that bound what a client costs that does not read."""
 GRANIAN: Final = "granian"
-SERVERS: Final = (DAPHNE, UVICORN, GRANIAN)
+"""Does not: it takes whatever is sent into a queue without end. Measured beside the others, never offered."""
 PRODUCTION: Final = UVICORN
 
 _APPLICATION: Final = "weir.asgi:application"
