@@ -19,6 +19,7 @@ from django.urls import URLPattern
 from inference.api.openapi import operations_of
 from inference.api.urls import api_document, urlpatterns
 from tenants.principal import LimitMetric, Scope
+from tests.e2e.site import ROOT
 from tests.factories import make_key, make_tenant, set_limit
 
 DOCUMENT: dict[str, Any] = json.loads(api_document.body)
@@ -105,3 +106,14 @@ def test_schemathesis_finds_no_mismatch(site, model, tmp_path: Path):
         cwd=tmp_path, capture_output=True, text=True, timeout=3500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]
+
+
+def test_what_the_table_of_promises_names_is_there():
+    _, _, table = (ROOT / "docs" / "api.md").read_text().partition("## What is promised")
+    named = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(named) > 20
+    for name in named:
+        path = ROOT / name if name.startswith("tests/") else ROOT / "tests" / "inference" / name
+        assert path.is_file(), name
+    for name in re.findall(r"`make bench-(\w+)`", table):
+        assert (ROOT / "benchmarks" / name).is_dir()
