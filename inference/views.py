@@ -16,6 +16,7 @@ from inference.fleet import served_models
 from tenants.console import Console, last_console, tenant_page
 from tenants.quotas.gauges import limit_gauges
 from tenants.selectors import api_key_names, limits_of_keys
+from tenants.services.first_run import has_operator, read_setup
 
 _RECENT_REQUESTS = 15
 
@@ -33,9 +34,13 @@ def api_example(request: HttpRequest) -> dict[str, Any]:
 def home(request: HttpRequest) -> HttpResponse:
     """The start page; a member goes on to the tenant they looked at last."""
     if not request.user.is_authenticated:
+        if not has_operator():
+            return render(request, "inference/setup_empty.html")
         return render(request, "tenants/landing.html", api_example(request))
     console = last_console(request)
     if console is None:
+        if request.user.is_superuser and not read_setup().is_done:
+            return redirect("setup")
         return render(request, "tenants/no_tenant.html")
     return redirect("overview", console.tenant.public_id)
 

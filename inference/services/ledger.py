@@ -31,6 +31,10 @@ _LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
 """A request outside of them was stamped by a broken clock: its month gets no partition."""
 
 
+NOBODY: Final = "00000000-0000-0000-0000-000000000000"
+"""Whom the operator's own test prompts are for: no tenant, and so no row."""
+
+
 class UnfitEvent(Exception):
     """This event can't become a ledger row; the message says why."""
 
@@ -65,6 +69,7 @@ class _Books:
 def record_usage(events: Sequence[UsageEvent]) -> tuple[list[UsageRecord], list[UsageEvent]]:
     """Writes each event's row, or parks it, in one transaction. Returns a row for each recorded event and the
     parked events; one whose request has its row already counts as recorded."""
+    events = [event for event in events if event.tenant_id != NOBODY]
     books = _Books.of(events)
     rows: dict[str, UsageRecord] = {}
     recorded: list[UsageEvent] = []

@@ -1,4 +1,4 @@
-"""The demo of a first start: a migrated database, an operator, a tenant, a key, and what to do with them."""
+"""A first start: a migrated database, and the demo's operator, tenant and key, or the link to make them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import connection
 
 from tenants.services import ensure_demo
 from tenants.services.audit import Actor
+from tenants.services.first_run import LINK_HOURS, has_operator, setup_link
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,16 @@ class Login:
     file: Path
 
 
-def prepare_database(var_dir: Path, base_url: str) -> Login:
+def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) -> Login | str:
     """Migrates, makes what is missing of the demo, and writes its secrets to `demo.env`.
 
-    The database keeps only hashes: where the file is gone, a new key and a new password are made.
+    The database keeps only hashes: where the file is gone, a new key and a new password are made. Without the demo,
+    returns the link to the first run, or "" where there is an operator.
     """
     try:
         call_command("migrate", interactive=False, verbosity=0)
+        if not with_demo:
+            return "" if has_operator() else setup_link()
         file = var_dir / "demo.env"
         known = _read(file)
         demo = ensure_demo(
@@ -51,8 +55,18 @@ def prepare_database(var_dir: Path, base_url: str) -> Login:
         connection.close_pool()  # type: ignore[attr-defined]
 
 
-def welcome(base_url: str, model_name: str, var_dir: Path, login: Login) -> str:
+def welcome(base_url: str, model_name: str, var_dir: Path, login: Login | str) -> str:
     """What a person needs to know when everything answers."""
+    if isinstance(login, str):
+        setup = f"\n  Set up    {login}\n            (for {LINK_HOURS} hours, and until there is an operator)"
+        return f"""
+Weir is ready.
+{setup if login else ""}
+  Console   {base_url}/
+  Docs      {base_url}/docs
+
+Ctrl-C stops it; what it stored stays in {var_dir}.
+"""
     file = os.path.relpath(login.file) if login.file.is_relative_to(Path.cwd()) else str(login.file)
     return f"""
 Weir is ready.

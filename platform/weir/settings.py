@@ -347,6 +347,9 @@ MODEL = env.text("WEIR_MODEL", "smollm2-135m-instruct")
 MODEL_NAME = env.text("WEIR_MODEL_NAME", "")
 """What clients call it; unset, the last part of WEIR_MODEL."""
 
+DEMO = env.flag("WEIR_DEMO", True)
+"""`up` makes an operator, a tenant and a key; without, whoever opens the link that it prints makes them."""
+
 # --- metrics ---------------------------------------------------------------------------------------
 METRICS_TOKEN = env.secret("WEIR_METRICS_TOKEN")
 """What Prometheus must send to read a gateway's /metrics; None: there is no such page."""

@@ -49,6 +49,7 @@ class Plan:
     log_level: str
     server: str
     """Of the gateway, one of servers.SERVERS."""
+    with_demo: bool = True
 
     def python(self, name: str, *arguments: str, stop_grace_s: float = 15.0) -> Command:
         """One of our own processes: this Python, with the packages of this tree."""
@@ -115,7 +116,8 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
         await _start_servers(plan, supervisor)
         # Loading the model takes longest, and needs no database.
         preparing = asyncio.create_task(
-            asyncio.to_thread(demo.prepare_database, plan.var_dir, plan.base_url), name="prepare-database"
+            asyncio.to_thread(demo.prepare_database, plan.var_dir, plan.base_url, with_demo=plan.with_demo),
+            name="prepare-database",
         )
         try:
             supervisor.start(_engine(plan, await model))

@@ -147,7 +147,8 @@ def scripted_model(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
+def running_site(database: dict[str, Any], scratch: Path, *, migrate: bool = False) -> Iterator[Site]:
+    """On that database, which is migrated already unless asked for."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -165,6 +166,11 @@ def running_site(database: dict[str, Any], scratch: Path) -> Iterator[Site]:
     }
     site = Site(port=port, env=env, log=scratch / "site.log")
     scripted_model(scratch)
+    if migrate:
+        subprocess.run(
+            [sys.executable, "manage.py", "migrate", "--verbosity=0"],
+            cwd=ROOT, env=env, check=True, timeout=300,
+        )  # fmt: skip
     try:
         site.serve()
         site.start_gateway()

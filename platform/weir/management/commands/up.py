@@ -21,6 +21,11 @@ class Command(BaseCommand):
         parser.add_argument(
             "--server", choices=SERVERS, default=settings.SERVER, help="the gateway's; default WEIR_SERVER"
         )
+        parser.add_argument(
+            "--no-demo",
+            action="store_true",
+            help="no operator, tenant and key of its own: print a link to make them (WEIR_DEMO=false)",
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         name = settings.MODEL_NAME or (
@@ -39,5 +44,6 @@ class Command(BaseCommand):
             redis_url=settings.REDIS_URL,
             log_level=settings.LOG_LEVEL,
             server=options["server"],
+            with_demo=settings.DEMO and not options["no_demo"],
         )
         up.run(plan)
