@@ -18,7 +18,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
-from tenants.members import get_invitation, get_membership, list_invitations, list_members
+from tenants.members import get_invitation, get_membership, list_invitations, member_page
 from tenants.models import Invitation, Membership, Role, User
 from tenants.rights import RIGHTS, Right, may_give
 from tenants.services import Actor
@@ -178,13 +178,18 @@ def invitation(request: HttpRequest, public_id: UUID, token: str) -> HttpRespons
 
 def _members_page(request: HttpRequest, console: Console, form: InviteForm) -> HttpResponse:
     may_manage = Right.MANAGE_MEMBERS in RIGHTS[console.role]
+    page = member_page(
+        console.tenant,
+        search=request.GET.get("q", "").replace("\0", "").strip()[:254],
+        after=request.GET.get("after", ""),
+    )
     rows = [
         {
             "membership": membership,
             "is_me": membership == console.membership,
             "may_change": may_give(console.role, Role(membership.role)),
         }
-        for membership in list_members(console.tenant)
+        for membership in page.members
     ]
     invited = list_invitations(console.tenant) if may_manage else []
     return render(
@@ -195,6 +200,7 @@ def _members_page(request: HttpRequest, console: Console, form: InviteForm) -> H
             "section": "members",
             "form": form,
             "rows": rows,
+            "page": page,
             "invited": [(row, _link(console, row)) for row in invited],
             "may_manage": may_manage,
             "roles": _givable(console.role),

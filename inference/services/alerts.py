@@ -75,7 +75,8 @@ def mail_alerts() -> int:
             try:
                 if addresses:
                     EmailMessage(
-                        subject=f"{alert.tenant.name}: {alert.title}",
+                        # A name with a line break would be refused by Django, and hold up every tenant's mail.
+                        subject=" ".join(f"{alert.tenant.name}: {alert.title}".split()),
                         body=f"{alert.text}\n\n{settings.BASE_URL}/t/{alert.tenant.public_id}/\n",
                         bcc=addresses,
                     ).send()

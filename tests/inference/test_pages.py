@@ -9,9 +9,30 @@ import pytest
 from django.conf import settings
 from django.template.loader import render_to_string
 from django.test import Client
+from django.urls import reverse
 
+from tests.factories import make_operator
+from tests.pages import ELSEWHERE, NO_PAGES, PAGES, routes
+
+KNOWN = {**dict.fromkeys(PAGES, "a page"), **ELSEWHERE, **NO_PAGES}
 PUBLIC = ["/", "/docs", "/login/"]
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
+
+
+def test_every_route_is_known_as_a_page_or_as_none():
+    """A new page gets its line in tests/pages.py, and with it a look in light, dark and on a phone."""
+    assert set(routes()) == set(KNOWN)
+    assert len(KNOWN) == len(PAGES) + len(ELSEWHERE) + len(NO_PAGES)
+
+
+@pytest.mark.django_db
+def test_what_is_said_to_answer_post_alone_does():
+    browser = Client()
+    browser.force_login(make_operator())
+    for name in (name for name, why in NO_PAGES.items() if why.startswith("answers POST")):
+        wanted = routes()[name].pattern.converters
+        path = reverse(name, kwargs=dict.fromkeys(wanted, "01890000-0000-7000-8000-000000000000"))
+        assert browser.get(path).status_code in (404, 405), name
 
 
 @pytest.mark.django_db

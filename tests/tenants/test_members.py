@@ -338,3 +338,31 @@ def test_control_without_the_lock_both_owners_leave(cast: Cast):
 
     _at_once(leave(cast.owner), leave(second))
     assert not Membership.objects.for_tenant(cast.tenant).filter(role=Role.OWNER).exists()
+
+
+def test_hundreds_of_members_are_paged_and_found(cast: Cast, django_assert_max_num_queries: Any):
+    people = User.objects.bulk_create(
+        User(email=f"person-{n:03}@{cast.tenant.slug}.example") for n in range(120)
+    )
+    Membership.objects.bulk_create(
+        Membership(tenant=cast.tenant, user=person, role=Role.VIEWER) for person in people
+    )
+    browser = signed_in(cast.owner)
+    path = reverse("members", args=[cast.tenant.public_id])
+    seen: list[str] = []
+    pages = 0
+    while path:
+        with django_assert_max_num_queries(16):
+            html = browser.get(path).content.decode()
+        seen += re.findall(r"<strong>([^<]+@[^<]+)</strong>", html)
+        following = re.search(r'href="([^"]*after=[^"]*)" rel="next"', html)
+        path = reverse("members", args=[cast.tenant.public_id]) + following[1] if following else ""
+        pages += 1
+    assert pages == 3
+    assert len(seen) == len(set(seen)) == 122
+    found = browser.get(reverse("members", args=[cast.tenant.public_id]), {"q": "Person-07"}).content.decode()
+    assert set(re.findall(r"<strong>([^<]+@[^<]+)</strong>", found)) == {
+        person.email for person in people if person.email.startswith("person-07")
+    }
+    nobody = browser.get(reverse("members", args=[cast.tenant.public_id]), {"q": "nobody", "after": "x"})
+    assert "No member with such an address" in nobody.content.decode()
