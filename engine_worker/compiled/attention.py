@@ -35,7 +35,7 @@ def padded(size: int) -> int:
 
 def scratch_floats(head_dim: int) -> int:
     """float32 numbers of scratch that a thread needs."""
-    return MAX_ROWS * (head_dim + SPREAD + padded(head_dim) + 2)
+    return MAX_ROWS * (max(head_dim, SPREAD) + SPREAD + padded(head_dim) + 4)
 
 
 @njit(nogil=True)
@@ -89,20 +89,26 @@ def attend(
     segment = segments[4 * task[0] : 4 * task[0] + 4]
     start, tokens, context = segment[0], segment[1], segment[2]
 
-    q = floats(scratch, head_dim * rows)
-    scores_at = scratch + 4 * MAX_ROWS * head_dim
+    # Queries as the product reads them fastest, or, where they are too long for that, transposed.
+    spread = head_dim <= SPREAD
+    q = floats(scratch, MAX_ROWS * max(head_dim, SPREAD))
+    scores_at = scratch + 4 * len(q)
     sums_at = scores_at + 4 * MAX_ROWS * SPREAD
-    state = floats(sums_at + 4 * MAX_ROWS * width, 2 * MAX_ROWS)
+    state = floats(sums_at + 4 * MAX_ROWS * width, 4 * MAX_ROWS)
     scores, sums = floats(scores_at, rows * SPREAD), floats(sums_at, rows * width)
-    # Of each row: the largest score so far and the sum of weights.
+    # Of each row: the largest score so far, with this span's, and the sum of weights; vectors of this span's scores.
     peaks, totals = state[:rows], state[MAX_ROWS : MAX_ROWS + rows]
+    tops, reached = state[2 * MAX_ROWS : 2 * MAX_ROWS + rows], state[3 * MAX_ROWS : 3 * MAX_ROWS + rows]
     sums[:] = 0
     for row in range(rows):
         index = first + row
         column = (head * group + index % group) * head_dim
         source = floats(query + 4 * ((start + index // group) * ldq + column), head_dim)
-        for d in range(head_dim):
-            q[d * rows + row] = source[d]
+        if spread:
+            q[row * SPREAD : row * SPREAD + head_dim] = source
+        else:
+            for d in range(head_dim):
+                q[d * rows + row] = source[d]
         peaks[row] = _NOTHING
         totals[row] = 0
 
@@ -110,6 +116,7 @@ def attend(
     key_bytes, value_bytes = head_dim * columns * size, block_size * width * size
     table = ints(tables + 8 * segment[3], (context + block_size - 1) // block_size)
     units = columns // WIDTH  # of a block
+    regular = block_size % WIDTH == 0  # every unit is WIDTH keys, one after the other
     begin, end = _reach(segment, first, rows, group, window, block_size)
     next_head, next_begin, next_end, next_table = 0, 0, 0, table
     if len(following) > 0:
@@ -125,40 +132,45 @@ def attend(
             lane = table[block] * kv_heads + head
             # The unit's values are fetched while its keys are used.
             tile(
-                kind, rows, False, scratch, keys + lane * key_bytes + size * part * WIDTH, columns, head_dim,
+                kind, rows, spread, scratch, keys + lane * key_bytes + size * part * WIDTH, columns, head_dim,
                 scores_at + 4 * number * WIDTH, SPREAD, False,
                 values + lane * value_bytes + part * WIDTH * width * size, WIDTH * width * size // head_dim,
             )  # fmt: skip
         for row in range(rows):
             visible = context - tokens + (first + row) // group + 1
             hidden = max(0, visible - window) if window > 0 else 0
-            seen = False
-            for number in range(count):
+            # Units that it sees whole, and up to which it sees anything.
+            whole = 0
+            if regular and hidden <= span * WIDTH:
+                whole = max(0, min(count, visible // WIDTH - span))
+            seen = whole
+            for number in range(whole, count):
                 block, part = (span + number) // units, (span + number) % units
                 base = block * block_size + part * WIDTH
                 stop = min(min(WIDTH, block_size - part * WIDTH), visible - base)
                 low = max(0, hidden - base)
-                if low == 0 and stop == WIDTH:
-                    seen = True
-                    continue
                 line = scores[row * SPREAD + number * WIDTH : row * SPREAD + (number + 1) * WIDTH]
                 if stop <= low:
                     line[:] = _NOTHING
                     continue
-                seen = True
+                seen = number + 1
                 line[:low] = _NOTHING
                 line[stop:] = _NOTHING
-            if not seen:
-                scores[row * SPREAD : row * SPREAD + count * WIDTH] = 0
+            scores[row * SPREAD + seen * WIDTH : row * SPREAD + count * WIDTH] = 0
+            reached[row], tops[row] = seen * WIDTH // LANES, peaks[row]
+            if seen > 0:
+                tops[row] = max(peaks[row], largest(scores_at + 4 * row * SPREAD, seen * WIDTH // LANES))
+        # Apart, so that no row waits for the one before.
+        for row in range(rows):
+            if reached[row] == 0:
                 continue
-            at = scores_at + 4 * row * SPREAD
-            peak = max(peaks[row], largest(at, count * WIDTH // LANES))
-            total = exponentials(at, peak, count * WIDTH // LANES)
-            if peak != peaks[row]:
-                shrink = np.float32(0) if peaks[row] == _NOTHING else np.exp(peaks[row] - peak)
-                totals[row] *= shrink
-                sums[row * width : (row + 1) * width] *= shrink
-                peaks[row] = peak
+            total = exponentials(scores_at + 4 * row * SPREAD, tops[row], int(reached[row]))
+            if tops[row] != peaks[row]:
+                if peaks[row] != _NOTHING:
+                    shrink = np.exp(peaks[row] - tops[row])
+                    totals[row] *= shrink
+                    sums[row * width : (row + 1) * width] *= shrink
+                peaks[row] = tops[row]
             totals[row] += total
         for number in range(count):
             block, part = (span + number) // units, (span + number) % units
@@ -191,11 +203,12 @@ def attend(
         target = (
             out + 4 * (token // out_rows) * out_depth * out_rows + 4 * (column * out_rows + token % out_rows)
         )
-        part = 1 / totals[row]
-        if out_rows == 1:
-            floats(target, head_dim)[:] = sums[row * width : row * width + head_dim] * part
+        part = np.float32(1) / totals[row]
+        line = floats(target, (head_dim - 1) * out_rows + 1)
+        if out_rows == 1:  # apart, so that it is vectorised
+            for d in range(head_dim):
+                line[d] = sums[row * width + d] * part
         else:
-            line = floats(target, (head_dim - 1) * out_rows + 1)
             for d in range(head_dim):
                 line[d * out_rows] = sums[row * width + d] * part
 
