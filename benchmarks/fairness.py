@@ -101,20 +101,21 @@ async def capacity(broker: GatewayBroker, seconds: float) -> float:
     tally, ended = Tally(), asyncio.Event()
     listener = asyncio.create_task(listen(broker, tally, ended), name="bench-listen")
     await asyncio.sleep(0.2)
-    done, began, gives_up_at = 0, 0.0, time.monotonic() + 600
+    began, gives_up_at = 0.0, time.monotonic() + 600
     while not began or time.monotonic() < began + seconds:
         while len(tally.open["batch"]) < 2 * SLOTS:
             await put(broker, tally, "batch", BATCH_SIZE, rank=2)
         before = len(tally.open["batch"])
         await asyncio.sleep(0.02)
-        if began:
-            done += before - len(tally.open["batch"])
-        elif before > len(tally.open["batch"]):
-            began = time.monotonic()  # with the first that ends: what filled the slots is not what they do
-        elif time.monotonic() > gives_up_at:
+        if not began and before > len(tally.open["batch"]):
+            # With the first that ends: what filled the slots is not what they do.
+            began, tally.is_counting = time.monotonic(), True
+        elif not began and time.monotonic() > gives_up_at:
             raise TimeoutError("the worker ends nothing")
+    # In tokens, for requests end in waves of as many as there are slots.
+    done, took = tally.output_tokens["batch"] / BATCH_SIZE[1], time.monotonic() - began
     await drop_all(broker, tally, listener)
-    return done / seconds
+    return done / took
 
 
 async def realtime_ttft(

@@ -129,6 +129,7 @@ class GatewayBroker:
             weight,
             longest_ms,
             request.adapter,
+            request.sampling.max_tokens * request.sampling.n,
         )
         try:
             reply = await self._call("enqueue", request.model, args)

@@ -13,6 +13,7 @@ the prefix, so it carries the same tag and lies in the same slot.
     turns:RANK            zset    tenants with a backlog by their counter    empty (2)
     line:RANK:TENANT      zset    a tenant's queued ids by arrival           empty (2)
     served:RANK           zset    every tenant's virtual token counter       24 h after the last arrival
+    lengths:RANK          hash    output tokens of a tenant's requests of late, of all under ''  24 h after the last
     level:RANK            string  the counter at the tier's last turn        24 h after it
     pace:RANK:TENANT      string  ms per place in that line, of late         30 s
     interval              string  ms between two that leave the queue        1 h after the last

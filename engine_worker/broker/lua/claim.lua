@@ -102,6 +102,7 @@ while ended < 64 do
       redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant, (now - request.created) / places,
         'PX', PACE_KEPT)
     end
+    charge_output(request, math.max(request.tokens, expected_output(request)))
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1)
     redis.call('HSETNX', key, 'claimed', now)

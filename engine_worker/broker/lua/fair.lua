@@ -3,10 +3,14 @@
 --
 -- Each tenant of a tier has a counter, in thousandths of a token at weight 1:
 --     (W_IN * uncached prompt tokens + W_OUT * output tokens) * 1000 / weight
--- The prompt is charged when the request is first claimed, the output as it is published, and what the
--- prefix cache spared is given back at the end. Lowest goes next. One that comes back from idle is
--- lifted to the least counter of those that wait, or where none waits to where the last claim stood
--- (`level`): nobody saves up turns by being away.
+-- The prompt is charged when the request is first claimed, and what the prefix cache spared is given
+-- back at the end. Output is charged ahead (the paper's VTC with length prediction): at each claim as
+-- much as the tenant's requests have made lately, then beyond that as it is published; what was not
+-- made is given back when the request ends or leaves its worker. Else a tenant of long answers takes
+-- many slots before its counter shows it. `charged` of a request says how much of its output the
+-- counter holds, and equals `tokens` unless it runs: so all that is charged comes to what was served.
+-- Lowest goes next. One that comes back from idle is lifted to the least counter of those that wait, or
+-- where none waits to where the last claim stood (`level`): nobody saves up turns by being away.
 
 local W_IN, W_OUT = 1, 2
 local COUNTERS_KEPT = 86400000 -- after a day without work everybody starts anew
@@ -17,6 +21,34 @@ local function charge(rank, tenant, amount)
   if amount == 0 then return end
   local counter = redis.call('ZINCRBY', prefix .. 'served:' .. rank, amount, tenant)
   redis.call('ZADD', prefix .. 'turns:' .. rank, 'XX', counter, tenant)
+end
+
+-- Brings the part of a request's output that is charged to so many tokens, up or down.
+local function charge_output(request, tokens)
+  if tokens == request.charged then return end
+  local owed, paid = cost(W_OUT * tokens, request.weight), cost(W_OUT * request.charged, request.weight)
+  charge(request.rank, request.tenant, owed - paid)
+  redis.call('HSET', request_key(request.id), 'charged', tokens)
+  request.charged = tokens
+end
+
+local NEWEST_LENGTH = 8 -- the latest answer's part in the mean is one of so many
+
+-- How long an answer is to be expected: as the tenant's were lately, or the tier's; nothing where neither is known.
+local function expected_output(request)
+  local known = redis.call('HMGET', prefix .. 'lengths:' .. request.rank, request.tenant, '')
+  local mean = tonumber(known[1] or known[2] or nil)
+  return mean and math.min(math.ceil(mean / 1000), request.max_output) or 0
+end
+
+local function learn_length(request)
+  local key = prefix .. 'lengths:' .. request.rank
+  for _, of in ipairs({ request.tenant, '' }) do
+    local mean = tonumber(redis.call('HGET', key, of) or nil)
+    local latest = 1000 * request.tokens
+    redis.call('HSET', key, of, mean and mean + math.floor((latest - mean) / NEWEST_LENGTH) or latest)
+  end
+  redis.call('PEXPIRE', key, COUNTERS_KEPT)
 end
 
 -- The tenant has something to wait for: it takes its place among the others.

@@ -23,7 +23,8 @@ local all_chunks, read = ARGV[3], 0
 for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, epoch, chunks = held[1], held[2], held[3]
   local key = request_key(id)
-  local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight')
+  local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight',
+    'charged')
   local verdict = f[5] == '1' and 1 or 0
 
   if tonumber(f[2] or nil) ~= epoch or f[1] == 'queued' then
@@ -58,10 +59,13 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
       if #entries > 0 then redis.call('RPUSH', log_key(id), unpack(entries)) end
       if tokens > before then
         if before == 0 then redis.call('HSETNX', key, 'first_token', now) end
-        redis.call('HSET', key, 'tokens', tokens)
-        local of_tier = charges[f[6]] or {}
-        charges[f[6]] = of_tier
-        of_tier[f[7]] = (of_tier[f[7]] or 0) + cost(W_OUT * (tokens - before), tonumber(f[8] or 1))
+        local charged, weight = tonumber(f[9] or before), tonumber(f[8] or 1)
+        redis.call('HSET', key, 'tokens', tokens, 'charged', math.max(tokens, charged))
+        if tokens > charged then
+          local of_tier = charges[f[6]] or {}
+          charges[f[6]] = of_tier
+          of_tier[f[7]] = (of_tier[f[7]] or 0) + cost(W_OUT * tokens, weight) - cost(W_OUT * charged, weight)
+        end
       end
       if last then
         finish(find(id), cmsgpack.unpack(last).finish, last)

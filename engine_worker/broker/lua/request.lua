@@ -18,14 +18,15 @@ local function log_key(id) return prefix .. 'log:' .. id end
 local function find(id)
   local f = redis.call('HMGET', request_key(id), 'state', 'rank', 'tenant', 'arrival', 'deadline', 'epoch',
     'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention', 'prompt_tokens',
-    'weight', 'max_wait', 'lives', 'billed')
+    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output')
   if not f[1] then return nil end
   return {
     id = id, state = f[1], rank = f[2], tenant = f[3], arrival = f[4], deadline = tonumber(f[5]),
     epoch = tonumber(f[6]), attempts = tonumber(f[7]), tokens = tonumber(f[8]), channels = f[9],
     cancel = f[10] == '1', created = tonumber(f[11]), max_attempts = tonumber(f[12]), retention = f[13],
     prompt_tokens = tonumber(f[14]), weight = tonumber(f[15] or 1), max_wait = tonumber(f[16] or 3600000),
-    lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0),
+    lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0), charged = tonumber(f[19] or f[8]),
+    max_output = tonumber(f[20] or 0),
   }
 end
 
@@ -84,6 +85,8 @@ local function finish(request, outcome, chunk, is_dead)
   usage.attempts = request.attempts
   redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
+  charge_output(request, request.tokens)
+  if request.epoch > 0 then learn_length(request) end
   if outcome.cached_tokens then charge(request.rank, request.tenant, -cost(W_IN * outcome.cached_tokens, request.weight)) end
   redis.call('ZREM', prefix .. 'leases', id)
   local kept = request.retention
@@ -122,6 +125,7 @@ local function give_back(request, failed, code, message)
     finish_as(request, 'error', code, message)
   else
     redis.call('ZREM', prefix .. 'leases', request.id)
+    charge_output(request, request.tokens)
     redis.call('HSET', request_key(request.id), 'state', 'queued', 'attempts', request.attempts)
     if failed then put_off(request) else join_queue(request) end
     return 'queued'

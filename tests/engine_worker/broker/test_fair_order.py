@@ -11,8 +11,10 @@ from redis.asyncio import Redis
 
 from engine_worker.broker import Claim, GatewayBroker, Held, QueueFull, WorkerBroker
 from engine_worker.broker.full_queues import FullQueues
-from engine_worker.protocol import Finish
+from engine_worker.protocol import Finish, SamplingParams
 from tests.engine_worker.broker.driving import end_backoffs, lapse_leases, last, publish, put, tokens
+
+LONG = SamplingParams(max_tokens=100)
 
 
 async def backdate(redis_url: str, model: str, request_id: str, by_ms: int) -> None:
@@ -146,6 +148,68 @@ async def test_output_is_charged_as_it_is_served_and_cached_prompt_given_back(
     )
     await publish(worker, claim, end)
     assert await counter(redis_url, model, "t1") == (10 - 8 + 3 * 2) * 1000 / 2
+
+
+@pytest.fixture
+async def known_length(gateway, worker, make):
+    """An answer of 20 tokens: what the tier's next ones are taken to be, where they may be so long."""
+    await put(gateway, make("known", tenant_id="known", prompt_token_ids=[1]))
+    claim = await claim_one(worker)
+    await publish(worker, claim, last(claim, 0, *range(20)))
+    return 20
+
+
+async def test_a_tenant_of_long_answers_does_not_take_all_slots_at_once(gateway, worker, make):
+    """Its counter shows at the claim what it is about to be served: slots are shared from the first turn on."""
+    for tenant, length in (("long", 90), ("short", 10)):
+        await put(gateway, make(f"{tenant}-first", tenant_id=tenant, prompt_token_ids=[1]))
+        claim = await claim_one(worker)
+        await publish(worker, claim, last(claim, 0, *range(length)))
+    for n in range(20):
+        for tenant in ("long", "short"):
+            request = make(f"{tenant}-{n}", tenant_id=tenant, prompt_token_ids=[1], sampling=LONG)
+            await put(gateway, request)
+    turns = [name(await claim_one(worker)).split("-")[0] for _ in range(20)]
+    assert turns.count("long") == 2
+
+
+@pytest.mark.parametrize("made", [0, 3, 20, 30])
+@pytest.mark.parametrize("end", ["finish", "cancel", "drain", "fail", "lapse", "die"])
+async def test_what_is_charged_ahead_is_settled_once_whatever_the_end(
+    gateway, worker, make, model, redis_url, known_length, made, end
+):
+    await put(
+        gateway, make("r1", prompt_token_ids=[1] * 10, sampling=LONG), max_attempts=1 if end == "die" else 3
+    )
+    at_first = await counter(redis_url, model, "t1")
+    claim = await claim_one(worker)
+    assert await counter(redis_url, model, "t1") == at_first + (10 + 2 * known_length) * 1000
+    if made:
+        await publish(worker, claim, tokens(claim, 0, *range(made)))
+        await publish(worker, claim, tokens(claim, 0, *range(made)))  # a repeat
+    assert await counter(redis_url, model, "t1") == at_first + (10 + 2 * max(made, known_length)) * 1000
+    held = [Held("r1", claim.epoch)]
+    for _ in range(2):  # a repeat changes nothing
+        if end == "finish":
+            await publish(worker, claim, last(claim, made))
+        elif end == "cancel":
+            await gateway.cancel(model, "r1")
+            await publish(worker, claim, last(claim, made, reason="cancelled"))
+        elif end in ("drain", "fail"):
+            await worker.release(held, failed=end == "fail")
+        else:
+            await lapse_leases(redis_url, model)
+            await worker.expire()
+    assert await counter(redis_url, model, "t1") == at_first + (10 + 2 * made) * 1000
+
+
+async def test_an_answer_is_not_expected_to_be_longer_than_it_may_be(
+    gateway, worker, make, model, redis_url, known_length
+):
+    await put(gateway, make("r1", prompt_token_ids=[1] * 10, sampling=SamplingParams(max_tokens=2, n=2)))
+    at_first = await counter(redis_url, model, "t1")
+    await claim_one(worker)
+    assert await counter(redis_url, model, "t1") == at_first + (10 + 2 * 2 * 2) * 1000
 
 
 async def test_a_prompt_is_charged_once_however_often_it_is_claimed(gateway, worker, make, model, redis_url):

@@ -9,6 +9,7 @@ plain model of what should be, and:
     the usage events of a request add up to its tokens
     no token is lost or doubled: the log is the output, in order, without a hole
     the queue goes by rank, then by the virtual token counters, then by arrival
+    where nothing of a tenant runs, its counter is what it was served, though output is charged ahead
     nothing that is over is left in the queue, the leases or the deadlines
 """
 
@@ -51,24 +52,46 @@ class Expected:
     epoch: int = 0
     attempts: int = 0
     output: list[int] = field(default_factory=list)
+    max_output: int = 0
+    charged: int = 0
+    """So much output is in the counter."""
     is_cancelled: bool = False
     end: str | None = None
 
 
 class Counters:
-    """One tier's virtual token counters, as the paper has them."""
+    """One tier's virtual token counters, as the paper has them, with its prediction of lengths."""
 
     def __init__(self) -> None:
         self.served: dict[str, int] = {}
+        self.lifts: dict[str, int] = {}
+        self.lengths: dict[str, int] = {}
         self.level = 0
 
     def join(self, tenant: str, waiting: set[str]) -> None:
         if tenant not in waiting:
             floor = min((self.served[other] for other in waiting), default=self.level)
-            self.served[tenant] = max(floor, self.served.get(tenant, 0))
+            before = self.served.get(tenant, 0)
+            self.served[tenant] = max(floor, before)
+            self.lifts[tenant] = self.lifts.get(tenant, 0) + self.served[tenant] - before
 
-    def charge(self, tenant: str, weighted_tokens: int) -> None:
-        self.served[tenant] += int(weighted_tokens * 1000 / WEIGHTS[tenant] + 0.5)
+    def charge_output(self, of: Expected, count: int) -> None:
+        self.served[of.tenant] += cost(of.tenant, 2 * count) - cost(of.tenant, 2 * of.charged)
+        of.charged = count
+
+    def expected_output(self, of: Expected) -> int:
+        mean = self.lengths.get(of.tenant, self.lengths.get("", 0))
+        return min(-(-mean // 1000), of.max_output)
+
+    def learn(self, of: Expected) -> None:
+        latest = 1000 * len(of.output)
+        for key in (of.tenant, ""):
+            mean = self.lengths.get(key)
+            self.lengths[key] = latest if mean is None else mean + (latest - mean) // 8
+
+
+def cost(tenant: str, weighted_tokens: int) -> int:
+    return int(weighted_tokens * 1000 / WEIGHTS[tenant] + 0.5)
 
 
 class Requests(RuleBasedStateMachine):
@@ -104,8 +127,13 @@ class Requests(RuleBasedStateMachine):
 
     # -- what can happen
 
-    @rule(target=requests, rank=st.integers(0, 2), tenant=st.sampled_from(sorted(WEIGHTS)))
-    def enqueue(self, rank: int, tenant: str) -> str:
+    @rule(
+        target=requests,
+        rank=st.integers(0, 2),
+        tenant=st.sampled_from(sorted(WEIGHTS)),
+        max_output=st.integers(1, 6),
+    )
+    def enqueue(self, rank: int, tenant: str, max_output: int) -> str:
         request_id = f"r{len(self.expected)}"
         request = GenerateRequest(
             request_id=request_id,
@@ -114,7 +142,7 @@ class Requests(RuleBasedStateMachine):
             tier=f"tier-{rank}",
             tier_rank=rank,
             prompt_token_ids=[1] * PROMPT,
-            sampling=SamplingParams(max_tokens=100),
+            sampling=SamplingParams(max_tokens=max_output),
             created_at_ms=0,
             deadline_ms=3_600_000,
             reply_channel=f"weir:live:{self.model}",
@@ -124,7 +152,9 @@ class Requests(RuleBasedStateMachine):
             self.gateway.enqueue(request, **bounds, weight=WEIGHTS[tenant], max_attempts=MAX_ATTEMPTS)
         )
         self._join(rank, tenant)
-        self.expected[request_id] = Expected(rank=rank, arrival=len(self.expected), tenant=tenant)
+        self.expected[request_id] = Expected(
+            rank=rank, arrival=len(self.expected), tenant=tenant, max_output=max_output
+        )
         assert 0 <= queued.position < len(self._queue())
         return request_id
 
@@ -142,7 +172,8 @@ class Requests(RuleBasedStateMachine):
         assert (claim.tier_class, claim.counter) == (expected.rank, counters.served[expected.tenant])
         counters.level = counters.served[expected.tenant]
         if expected.epoch == 0:
-            counters.charge(expected.tenant, PROMPT)
+            counters.served[expected.tenant] += cost(expected.tenant, PROMPT)
+        counters.charge_output(expected, max(len(expected.output), counters.expected_output(expected)))
         expected.state = "running"
         expected.epoch += 1
         expected.attempts += 1
@@ -247,6 +278,19 @@ class Requests(RuleBasedStateMachine):
             return
         self.runner.run(self._compare())
 
+    @invariant()
+    def counters_are_what_was_served(self) -> None:
+        if not hasattr(self, "runner"):
+            return
+        for rank, counters in self.counters.items():
+            for tenant, counter in counters.served.items():
+                of_tenant = [e for e in self.expected.values() if (e.rank, e.tenant) == (rank, tenant)]
+                if any(e.state == "running" for e in of_tenant):
+                    continue
+                prompts = sum(cost(tenant, PROMPT) for e in of_tenant if e.epoch > 0)
+                output = sum(cost(tenant, 2 * len(e.output)) for e in of_tenant)
+                assert counter - counters.lifts[tenant] == prompts + output
+
     async def _compare(self) -> None:
         events = {}
         for event in await usage_events(self.url, self.model):
@@ -314,11 +358,14 @@ class Requests(RuleBasedStateMachine):
 
     def _made(self, expected: Expected, made: list[int]) -> None:
         expected.output += made
-        if made:
-            self.counters[expected.rank].charge(expected.tenant, 2 * len(made))
+        if len(expected.output) > expected.charged:
+            self.counters[expected.rank].charge_output(expected, len(expected.output))
 
     def _over(self, expected: Expected, reason: str, state: str = "finished") -> None:
         expected.state, expected.end, expected.is_put_off = state, reason, False
+        self.counters[expected.rank].charge_output(expected, len(expected.output))
+        if expected.epoch > 0:
+            self.counters[expected.rank].learn(expected)
         before = sum(count for *_, count in expected.billed)
         is_computed = expected.epoch > 0 and not expected.billed  # in a later life it is billed already
         expected.billed.append((reason, PROMPT if is_computed else 0, len(expected.output) - before))
@@ -333,8 +380,10 @@ class Requests(RuleBasedStateMachine):
         elif expected.attempts >= MAX_ATTEMPTS:
             self._over(expected, "error", state="dead")
         elif failed:
+            self.counters[expected.rank].charge_output(expected, len(expected.output))
             expected.state, expected.is_put_off = "queued", True
         else:
+            self.counters[expected.rank].charge_output(expected, len(expected.output))
             self._join(expected.rank, expected.tenant)
             expected.state = "queued"
 
