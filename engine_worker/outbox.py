@@ -113,6 +113,9 @@ class Outbox:
     def engine_ids(self) -> list[str]:
         return list(self._owned)
 
+    def holds(self, claim: Claim) -> bool:
+        return f"{claim.request.request_id}#{claim.epoch}" in self._owned
+
     def hold(self, claim: Claim) -> str:
         """The engine's id for the request."""
         engine_id = f"{claim.request.request_id}#{claim.epoch}"

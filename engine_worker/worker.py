@@ -164,6 +164,11 @@ class Worker:
 
     def _start(self, claim: Claim) -> None:
         request = claim.request
+        if self._outbox.holds(claim):
+            # Redis lost its last writes, and this claim with them: the next publish is ahead of the log and fenced.
+            _log.warning("request_claimed_twice", request_id=request.request_id, epoch=claim.epoch)
+            self._to_publish.set()
+            return
         engine_id = self._outbox.hold(claim)
         self._phases.claimed(engine_id, claim)
         _log.info(

@@ -153,7 +153,7 @@ class WorkerBroker:
                 described.append((chunk.seq, len(chunk.token_ids), chunk.finish is not None, len(chunks[-1])))
             header.append((request.request_id, request.epoch, described))
         *verdicts, waiting = await self._call(
-            "publish", (self.lease_ms, msgspec.msgpack.encode(header), b"".join(chunks))
+            "publish", (self.lease_ms, msgspec.msgpack.encode(header), b"".join(chunks), self.worker_id)
         )
         self.waiting_class = None if waiting < 0 else waiting
         return [Verdict(verdict) for verdict in verdicts]

@@ -11,9 +11,10 @@
 --           tokens, is last, bytes of the Chunk], ...]]
 -- ARGV[3]   all Chunks (MessagePack) in that order, end to end. Two arguments and not hundreds, because
 --           clients are slow at packing many; and apart, because cmsgpack reads no binaries
+-- ARGV[4]   worker id: a server that lost its last writes gives an epoch twice
 -- Returns   an integer per request: 0 ok, 1 cancelled (abort it, then publish its last chunk), 2 fenced;
 --           then the best tier rank that has a backlog, -1 when nothing waits
--- Example   EVALSHA sha 1 weir:{m:smollm2}: 10000 <[["r1", 1, [[17, 1, false, 80]]], ["r2", 3, []]]> <80 bytes>
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: 10000 <[["r1", 1, [[17, 1, false, 80]]], ["r2", 3, []]]> <80 bytes> w1
 --@include request
 local lease_end = now + tonumber(ARGV[1])
 local verdicts, renewed = {}, {}
@@ -24,10 +25,10 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, epoch, chunks = held[1], held[2], held[3]
   local key = request_key(id)
   local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight',
-    'charged')
+    'charged', 'worker')
   local verdict = f[5] == '1' and 1 or 0
 
-  if tonumber(f[2] or nil) ~= epoch or f[1] == 'queued' then
+  if tonumber(f[2] or nil) ~= epoch or f[1] == 'queued' or f[10] ~= (ARGV[4] or f[10]) then
     verdict = 2
   elseif f[1] == 'finished' or f[1] == 'dead' then
     -- Its own last chunk again is a repeat; anything else comes after another hand ended it.

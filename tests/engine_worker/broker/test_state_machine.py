@@ -1,9 +1,9 @@
 """The request's state machine, searched by hypothesis against the real server.
 
-Any order of enqueue, claim, publish, finish, cancel, lapse, back-off, hand-back, sweep, death, and an
-operator's requeue and drop, by workers that may be slow, repeat themselves or have lost what they
-hold: between any two steps a worker may as well have died. After each step the server agrees with a
-plain model of what should be, and:
+Any order of enqueue, claim, publish, finish, cancel, lapse, back-off, hand-back, sweep, death, and
+an operator's requeue and drop, by workers that may be slow, repeat themselves or have lost what
+they hold: between any two steps a worker may as well have died; and in a second run the server
+does. After each step the server agrees with a plain model of what should be, and:
 
     every life that is over has exactly one usage event, its last chunk is the log's last, no other has any
     the usage events of a request add up to its tokens
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -29,6 +30,7 @@ from redis.asyncio import Redis
 from engine_worker.broker import Claim, GatewayBroker, Held, OperatorBroker, Verdict, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
 from tests.engine_worker.broker.driving import end_backoffs, lapse_leases, last, tokens, usage_events
+from tests.engine_worker.broker.durable import DurableValkey
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,7 +104,7 @@ class Requests(RuleBasedStateMachine):
     @initialize()
     def connect(self) -> None:
         self.runner = asyncio.Runner()
-        self.url = os.environ["REDIS_URL"]
+        self.url = self.server_url()
         self.model = f"machine-{uuid.uuid4().hex}"
         self.expected: dict[str, Expected] = {}
         self.counters = {rank: Counters() for rank in range(3)}
@@ -111,6 +113,9 @@ class Requests(RuleBasedStateMachine):
         self.gateway._sweep = lambda model: None  # type: ignore[method-assign]
         self.operator = OperatorBroker(self.url, timeout_s=10)
         self.worker = WorkerBroker(self.url, model=self.model, worker_id="w", timeout_s=10)
+
+    def server_url(self) -> str:
+        return os.environ["REDIS_URL"]
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
@@ -406,3 +411,31 @@ TestRequests = Requests.TestCase
 TestRequests.settings = settings(
     max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class RequestsOfADyingServer(Requests):
+    """The same on a server that is killed between steps, and keeps what it answered."""
+
+    server: DurableValkey
+
+    def server_url(self) -> str:
+        return self.server.url
+
+    @rule()
+    def server_dies(self) -> None:
+        self.server.kill()
+        self.server.start()
+
+
+TestRequestsOfADyingServer = pytest.mark.usefixtures("dying_server")(RequestsOfADyingServer.TestCase)
+TestRequestsOfADyingServer.settings = settings(
+    max_examples=5, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture(scope="module")
+def dying_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    RequestsOfADyingServer.server = DurableValkey(tmp_path_factory.mktemp("dying"))
+    RequestsOfADyingServer.server.start()
+    yield
+    RequestsOfADyingServer.server.kill()
