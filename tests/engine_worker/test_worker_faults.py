@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from engine_worker.broker import GatewayBroker, WorkerBroker
 from engine_worker.protocol import SamplingParams
@@ -103,6 +104,42 @@ async def test_a_worker_that_was_only_slow_can_not_write_into_anothers_request(
     assert token_ids(await gateway.read_log(model, "r1")) == list(claims[0].logged_token_ids)
     assert await usage_events(redis_url, model) == []
     await second.aclose()
+
+
+async def test_a_claim_that_the_server_forgot_and_gave_to_the_same_worker_again_goes_on(
+    start, gateway, make, model, redis_url
+):
+    """The epoch is that of the first claim, so the engine would be given the same id twice."""
+    request = make("r1", sampling=SamplingParams(max_tokens=40, seed=5))
+    await put(gateway, request)
+    prefix = f"weir:{{m:{model}}}:"
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        kept = {
+            key: await client.dump(key) async for key in client.scan_iter(match=f"weir:[{{]m:{model}[}}]:*")
+        }
+        running = start(ScriptedEngine(step_s=0.005))
+        await until(tokens_logged(gateway, model, "r1", 5))
+        running.engine.pause()
+        await asyncio.sleep(2 * running.engine.step_s)  # the step that runs; its timer is before this one
+        await until(tokens_logged(gateway, model, "r1", running.engine.stats().steps))
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.delete(prefix + "log:r1", prefix + "leases")
+            for key, dump in kept.items():
+                pipe.restore(key, 0, dump, replace=True)
+            pipe.lpush(prefix + "wake", 1)
+            await pipe.execute()
+
+        async def is_claimed_again() -> bool:
+            return bool(await client.zcard(prefix + "leases"))
+
+        await until(is_claimed_again)
+    running.engine.resume()
+    await until(finished(gateway, model, "r1"))
+    log = await gateway.read_log(model, "r1")
+    assert token_ids(log) == expected_output(request.prompt_token_ids, 5, 40)
+    assert log[-1].finish.reason == "length"
+    (event,) = await usage_events(redis_url, model)
+    assert event.completion_tokens == 40
 
 
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
