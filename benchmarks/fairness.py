@@ -41,7 +41,7 @@ from benchmarks.fleet import MODEL, ROOT, one_worker
 from benchmarks.offered_load import Tally, drop_all, listen, put
 from engine_worker.broker import GatewayBroker
 from engine_worker.model_store import DEFAULT_MODEL, ensure_model
-from engine_worker.protocol import UsageEvent, decode
+from engine_worker.protocol import FinishReason, UsageEvent, decode
 from weir import embedded
 
 SLOTS = 16
@@ -165,18 +165,23 @@ async def realtime_ttft(
     return times, refused
 
 
-async def batch_waits(redis_url: str) -> list[float]:
-    """Seconds from acceptance to claim of every batch request so far, taken from the usage stream."""
+async def batch_waits(redis_url: str) -> tuple[list[float], int]:
+    """Seconds from acceptance to claim of every batch request so far, taken from the usage stream; and how many waited
+    as long as was promised and were ended unserved."""
     async with Redis.from_url(redis_url, protocol=2) as client:
         stream = f"weir:{{m:{MODEL}}}:usage"
         entries: Any = await client.xrange(stream)
         await client.delete(stream)
     events = [decode(fields[b"e"], UsageEvent) for _, fields in entries]
-    return [
+    batch = [event for event in events if event.tier == "tier-2"]
+    waits = [
         (event.claimed_at_ms - event.created_at_ms) / 1000
-        for event in events
-        if event.tier == "tier-2" and event.claimed_at_ms is not None
+        for event in batch
+        if event.claimed_at_ms is not None
     ]
+    return waits, sum(
+        event.claimed_at_ms is None and event.finish_reason == FinishReason.DEADLINE for event in batch
+    )
 
 
 async def fair_shares(redis_url: str, scratch: Path, seconds: float) -> dict[str, float]:
@@ -199,6 +204,7 @@ async def isolation(redis_url: str, scratch: Path, seconds: float) -> dict[str, 
     times: dict[str, list[float]] = {"unloaded": [], "fair": [], "fifo": []}
     refused = dict.fromkeys(times, 0)
     waits: list[float] = []
+    unserved = 0
     flags = {"max_num_seqs": SLOTS, "max_model_len": 1024, "itl_targets_ms": f"0:{STEP_TARGET_MS}"}
     model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
     async with one_worker(redis_url, scratch, model_dir=model_dir, **flags) as broker:
@@ -215,8 +221,10 @@ async def isolation(redis_url: str, scratch: Path, seconds: float) -> dict[str, 
                 )
                 times[part] += found
                 refused[part] += missed
-                waited = await batch_waits(redis_url)
-                waits += waited if part == "fair" else []
+                waited, gave_up = await batch_waits(redis_url)
+                if part == "fair":
+                    waits += waited
+                    unserved += gave_up
     for part, found in times.items():
         print(
             f"realtime {part:9} {len(found):4} requests, first token p50 {percentile(found, 0.5) * 1000:8.1f} ms, "
@@ -224,7 +232,7 @@ async def isolation(redis_url: str, scratch: Path, seconds: float) -> dict[str, 
         )
     print(
         f"the worker can do {can_do:.1f} batch requests/s; offered {OVERLOAD} times that; "
-        f"{len(waits)} batch requests claimed beside realtime ones"
+        f"{len(waits)} batch requests claimed beside realtime ones, {unserved} ended after the wait they were promised"
     )
     base = percentile(times["unloaded"], 0.99)
     return {
@@ -232,6 +240,7 @@ async def isolation(redis_url: str, scratch: Path, seconds: float) -> dict[str, 
         "fifo_p99_ttft_ratio": round(percentile(times["fifo"], 0.99) / base, 3),
         "max_batch_wait_s": round(max(waits, default=0.0), 2),
         "aging_bound_s": AGING_BOUND_S,
+        "batch_ended_unserved": unserved,
     }
 
 

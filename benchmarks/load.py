@@ -41,6 +41,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.engine.measure import processor
+from engine_worker.broker import BrokerUnavailable
 from weir.load.client import End, Outcome, Target, closed_loop, open_loop
 from weir.load.mix import Mix
 from weir.load.report import Objective, Report, percentiles, summarise
@@ -94,8 +95,18 @@ class Watch:
                     cpu_s[name] = sum(sum(process.cpu_times()[:2]) for process in family)
                 except psutil.NoSuchProcess:
                     continue
-            kv = asyncio.run(kv_in_use(self.redis_url))[0] if len(self.samples) % KV_EVERY == 0 else None
-            self.samples.append(Sample(time.monotonic(), rss, descriptors, cpu_s, kv))
+            self.samples.append(Sample(time.monotonic(), rss, descriptors, cpu_s, self._kv_blocks()))
+
+    def _kv_blocks(self) -> int | None:
+        if len(self.samples) % KV_EVERY:
+            return None
+        try:
+            return asyncio.run(kv_in_use(self.redis_url))[0]
+        except (
+            BrokerUnavailable,
+            ValueError,
+        ):  # no worker at the moment: what is lost then, the outcomes tell
+            return None
 
     def __enter__(self) -> Watch:
         self._thread = threading.Thread(target=self.run, name="watch", daemon=True)
