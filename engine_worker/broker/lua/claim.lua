@@ -22,7 +22,9 @@ local PASS_EVERY = 4
 local PACE_KEPT = 30000
 local NEWEST = 0.1 -- share of the latest interval in the mean
 local DEPTH = 16 -- so many of a line, and so many lines of a tier, are looked at for one that can be served here
-local INTERVAL_KEPT = 3600000 -- the next flood is to find it; where it is wrong, the first claims of a backlog mend it
+-- The next flood is to find it, and the first claims of a backlog mend it where it is too short. Where it is too long
+-- (a worker was away) nobody may wait, so that there is no backlog to mend it: then it has to be forgotten.
+local INTERVAL_KEPT = 300000
 local reply = { now }
 local ended = 0
 local adapters = { [''] = true }
