@@ -9,10 +9,12 @@ from typing import Any, TypeVar, get_origin
 import msgspec
 
 from inference.errors import InvalidRequest
+from inference.schemas.choices_of import choices_of
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(?:\[\.\.\.\])?(.*)`$")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_CHOICE = re.compile(r"invalid (?:enum )?value ")
 _NAMED_FIELD = re.compile(r"(?:unknown field|missing required field) `(\w+)`")
 
 
@@ -32,7 +34,7 @@ def read_json_frame(body: bytes, kind: Any) -> Any:
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_sentence(str(error)), param=_param(str(error))) from error
+        raise InvalidRequest(_sentence(str(error), kind), param=_param(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {_reason(body, error)}.") from error
 
@@ -44,8 +46,7 @@ def read_value(value: Any, kind: Any, *, where: str) -> Any:
     except msgspec.ValidationError as error:
         inside = _param(str(error))
         path = f"{where}.{inside}" if inside else where
-        text = _PATH.sub("", str(error)).replace("`", "'")
-        raise InvalidRequest(f"Invalid '{path}': {text[0].lower()}{text[1:]}.", param=path) from error
+        raise InvalidRequest(f"Invalid '{path}': {_said(str(error), kind)}.", param=path) from error
 
 
 def read_query(given: dict[str, list[str]], kind: type[_Request]) -> _Request:
@@ -60,7 +61,7 @@ def read_query(given: dict[str, list[str]], kind: type[_Request]) -> _Request:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_sentence(str(error)), param=_param(str(error))) from error
+        raise InvalidRequest(_sentence(str(error), kind), param=_param(str(error))) from error
 
 
 def _reason(body: bytes, error: Exception) -> str:
@@ -80,10 +81,19 @@ def _param(message: str) -> str | None:
     return ".".join(parts) or None
 
 
-def _sentence(message: str) -> str:
+def _sentence(message: str, kind: Any) -> str:
     """msgspec's message without its notation for paths; `param` says where."""
+    said = _said(message, kind)
     path = _PATH.search(message)
-    text = _PATH.sub("", message).replace("`", "'")
     if path and path[1]:
-        return f"Invalid '{path[1]}': {text[0].lower()}{text[1:]}."
-    return f"{text}."
+        return f"Invalid '{path[1]}': {said}."
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _said(message: str, kind: Any) -> str:
+    text = _PATH.sub("", message).replace("`", "'")
+    text = f"{text[0].lower()}{text[1:]}"
+    path = _PATH.search(message)
+    if path and _NO_CHOICE.match(text) and (words := choices_of(kind, path[1])):
+        text += f": use {' or '.join(repr(word) for word in words)}"
+    return text
