@@ -17,6 +17,7 @@ from inference.models import Alert, ParkedUsageEvent, UsageAdjustment, UsageReco
 from inference.operation_admin import AnnouncementAdmin, MaintenanceAdmin, ModelSettingAdmin
 from inference.services.ledger import UnfitEvent, adjust_usage, file_parked_event
 from tenants.admin.base import ReadOnlyAdmin, actor_of
+from tenants.models import Tier
 from tenants.templatetags.figures import usd
 
 __all__ = ["AnnouncementAdmin", "MaintenanceAdmin", "ModelSettingAdmin"]
@@ -28,6 +29,28 @@ _REASONS = {
     "deadline": "warning",
     "error": "danger",
 }
+
+
+class EndFilter(admin.SimpleListFilter):
+    title = "finish reason"
+    parameter_name = "finish_reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(reason, reason) for reason in _REASONS]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(finish_reason=self.value()) if self.value() else queryset
+
+
+class TierFilter(admin.SimpleListFilter):
+    title = "tier"
+    parameter_name = "tier"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in Tier.objects.order_by("rank").values_list("name", flat=True)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(tier=self.value()) if self.value() else queryset
 
 
 @admin.register(UsageRecord)
@@ -44,10 +67,19 @@ class UsageRecordAdmin(ReadOnlyAdmin):
         "seconds",
         "request_id",
     )
-    list_filter = ("finish_reason", "tier", "model", ("created_at", admin.DateFieldListFilter))
+    # Not what Django's own filters would: look for each value of a column through every row.
+    list_filter = (EndFilter, TierFilter, ("created_at", admin.DateFieldListFilter))
+    show_full_result_count = False
     list_select_related = ("tenant",)
-    search_fields = ("=request_id", "tenant__name", "tenant__slug", "=key_public_id", "=user_public_id")
-    search_help_text = "Request id, tenant, or the public id of a key or person"
+    search_fields = (
+        "=request_id",
+        "=model",
+        "tenant__name",
+        "tenant__slug",
+        "=key_public_id",
+        "=user_public_id",
+    )
+    search_help_text = "Request id, model, tenant, or the public id of a key or person"
     ordering = ("-created_at", "-id")
     fieldsets = (
         (None, {"fields": ("request_id", "tenant", "model", "tier", "endpoint")}),

@@ -32,7 +32,7 @@ class ModelSettingAdmin(AuditedAdmin):
     form = ModelSettingForm
     list_display = ("name", "target", "visible_to", "context_length", "temperature", "max_tokens")
     search_fields = ("name", "target")
-    filter_horizontal = ("tenants",)
+    autocomplete_fields = ("tenants",)
     fieldsets = (
         (
             None,

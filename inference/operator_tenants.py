@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.contrib import admin
 from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -24,6 +24,7 @@ from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.gauges import Gauge, forecast
 from tenants.quotas.store import QuotaStore
 from tenants.quotas.types import BucketState
+from tenants.selectors import with_people_and_keys
 
 _PAGE: Final = 25
 _TIMEOUT_S: Final = 1.0
@@ -52,10 +53,7 @@ def tenants_page(request: HttpRequest) -> HttpResponse:
         rows = rows.filter(Q(name__icontains=search) | Q(slug__icontains=search))
     page = Paginator(rows, _PAGE).get_page(request.GET.get("page"))
     shown = list(page.object_list)
-    counts = Tenant.objects.filter(pk__in=[tenant.pk for tenant in shown]).annotate(
-        live_keys=Count("api_keys", filter=Q(api_keys__revoked_at=None), distinct=True),
-        people=Count("memberships", distinct=True),
-    )
+    counts = with_people_and_keys(Tenant.objects.filter(pk__in=[tenant.pk for tenant in shown]))
     counted = {row.pk: row for row in counts.select_related("tier")}
     left = _limits_left([tenant_principal(tenant) for tenant in shown])
     context = {

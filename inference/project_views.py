@@ -54,7 +54,8 @@ def project(request: HttpRequest, console: Console, project_id: UUID) -> HttpRes
     except ProjectNotFound:
         raise Http404 from None
     if request.method != "POST":
-        context = {"console": console, "section": "projects", "project": row}
+        has_keys = row.api_keys.exists()
+        context = {"console": console, "section": "projects", "project": row, "has_keys": has_keys}
         in_dialog = "HX-Request" in request.headers
         template = "inference/project_form.html" if in_dialog else "inference/project.html"
         return render(request, template, context)

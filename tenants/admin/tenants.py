@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
@@ -13,6 +13,7 @@ from unfold.decorators import action, display
 from tenants.admin.base import AuditedAdmin, actor_of
 from tenants.admin.limits import TenantLimitInline, TierLimitInline
 from tenants.models import Membership, Project, Tenant, Tier
+from tenants.selectors import with_people_and_keys
 from tenants.services import resume_tenant, suspend_tenant
 
 
@@ -80,10 +81,7 @@ class TenantAdmin(AuditedAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
         rows: QuerySet[Tenant] = super().get_queryset(request)
-        return rows.annotate(
-            people=Count("memberships", distinct=True),
-            live_keys=Count("api_keys", filter=Q(api_keys__revoked_at=None), distinct=True),
-        )
+        return with_people_and_keys(rows)
 
     @display(description="members", ordering="people")
     def member_count(self, tenant: Any) -> int:

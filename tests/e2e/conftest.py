@@ -15,7 +15,9 @@ from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from inference.models import Announcement, ModelSetting
 from tests.e2e.site import ROOT, Site, running_site
+from tests.e2e.world import a_world
 from tests.factories import PASSWORD, Cast, make_cast
 
 CHROMIUM = os.environ.get("WEIR_CHROMIUM") or next(
@@ -68,6 +70,13 @@ def cast(site: Site) -> Cast:
     return site.do(make_cast)
 
 
+@pytest.fixture
+def ids(site: Site, cast: Cast) -> Iterator[dict[str, Any]]:
+    yield site.do(lambda: a_world(cast))
+    # What the operator decides, every page of every test would show.
+    site.do(lambda: [model.objects.all().delete() for model in (ModelSetting, Announcement)])
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Per module: Playwright's event loop lives in this thread and must be gone before an async test runs.
@@ -101,6 +110,13 @@ class Visitor:
         self.page.get_by_label("Password").fill(PASSWORD)
         self.page.locator("main").get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(re.compile(r"/t/"))
+
+    def sign_in_operator(self, email: str, path: str) -> None:
+        self.page.goto(f"/login/?next={path}")
+        self.page.get_by_label("E-mail address").fill(email)
+        self.page.get_by_label("Password").fill(PASSWORD)
+        self.page.locator("main").get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(f"**{path}")
 
     def shoot(self, name: str, *, full_page: bool = False) -> None:
         ARTIFACTS.mkdir(exist_ok=True)

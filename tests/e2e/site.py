@@ -78,13 +78,22 @@ class Site:
         if _serving is not None:
             _serving.stop_worker()
         _serving = self
+        self.start_worker()
+        if self._gateway:
+            self.wait_for_worker()
+
+    def crash_worker(self) -> None:
+        """As a lost machine would: its leases lapse, and nobody says so."""
+        if self._worker:
+            self._worker.kill()
+            self._worker.wait()
+
+    def start_worker(self) -> None:
         with self.log.open("ab") as log:
             self._worker = subprocess.Popen(
                 [sys.executable, "-m", "tests.engine_worker.scripted_worker", MODEL, self.log.parent],
                 cwd=ROOT, env=self.env, stdout=log, stderr=log,
             )  # fmt: skip
-        if self._gateway:
-            self.wait_for_worker()
 
     def wait_for_worker(self) -> None:
         def is_there() -> bool:

@@ -76,6 +76,12 @@ def test_nothing_of_a_models_markdown_runs(visitor: Visitor, far_end: FarEnd):
     assert page.locator("#log *").evaluate_all(
         "all => all.every(one => one.getAttributeNames().every(name => !/^(on|style)/.test(name)))"
     )
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    text.get_by_role("button", name="Copy the code").click()
+    expect(text.get_by_role("button", name="Copy the code")).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("def greet(name: str)")
+    assert '</code></pre><script>document.title = "owned"</script>' in copied
     assert page.title() == "Chat · Weir"
     assert not [url for url in requests if "evil.example" in url or url.endswith("/x")]
     visitor.shoot("chat-markdown")

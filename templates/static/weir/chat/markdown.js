@@ -4,6 +4,7 @@
 
 import { Marked } from "../../vendor/marked.esm.js";
 import "../../vendor/purify.min.js";
+import { announce, copyText } from "../console.js";
 
 const { DOMPurify } = globalThis;
 const ALLOWED = {
@@ -116,8 +117,27 @@ export class Markdown {
       const code = pre.firstElementChild;
       const language = code?.className.replace("language-", "");
       if (language && code.textContent.length <= LONGEST_HIGHLIGHTED) void highlight(code, language);
+      const box = document.createElement("div");
+      box.className = "code-box";
+      pre.replaceWith(box);
+      box.append(pre, copyButton(pre));
     }
   }
+}
+
+function copyButton(pre) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "button quiet small";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy the code");
+  button.addEventListener("click", async () => {
+    const isCopied = await copyText(pre.textContent);
+    button.textContent = isCopied ? "Copied" : "Refused";
+    announce(isCopied ? "Copied to the clipboard" : "Copying was refused by the browser");
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  return button;
 }
 
 /** The grammars come when a block needs one, once. */

@@ -1,0 +1,84 @@
+"""Tenants with something to see."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from inference.models import Announcement, ModelSetting, UsageRecord
+from inference.services.partitions import ensure_partitions
+from inference.services.webhooks import create_webhook
+from tenants.models import Membership, Role
+from tenants.principal import LimitMetric
+from tenants.services import Actor, create_project
+from tenants.services.data_copies import ask_for_copy
+from tenants.services.invitations import invitation_link, invite_member
+from tenants.services.key_limits import KeyLimit, set_key_limits
+from tenants.services.service_accounts import create_service_account, issue_service_key
+from tests.e2e.site import MODEL
+from tests.factories import Cast, make_key, make_tenant, set_limit
+
+
+def busy_tenant(cast: Cast) -> str:
+    """A tenant with keys, limits and a week of requests."""
+    make_tenant(f"Ministry of Long Names and Procurement, {cast.tenant.name}", owner=cast.owner)
+    keys = [make_key(cast.tenant, name=name).api_key for name in ("support bot, production", "notebook")]
+    for metric, amount in (
+        (LimitMetric.REQUESTS, 600),
+        (LimitMetric.TOKENS, 400_000),
+        (LimitMetric.CONCURRENCY, 64),
+    ):
+        set_limit(cast.tenant, metric, amount)
+    now = timezone.now()
+    for number in range(40):
+        finished = now - timedelta(hours=4 * number)
+        created = finished - timedelta(milliseconds=900 + 211 * number)
+        ensure_partitions([created.date()])
+        UsageRecord.objects.create(
+            tenant=cast.tenant,
+            request_id=f"{cast.tenant.public_id}-{number}",
+            key_public_id=None if number % 3 == 0 else keys[number % 2].public_id,
+            model=MODEL,
+            tier="standard",
+            finish_reason=("stop", "stop", "length", "stop", "cancelled", "deadline", "error")[number % 7],
+            error_code="engine_error" if number % 7 == 6 else "",
+            prompt_tokens=37 * number + 12,
+            completion_tokens=101 * number % 512,
+            created_at=created,
+            day=created.date(),
+            first_token_at=finished - timedelta(milliseconds=700 + 200 * number),
+            finished_at=finished,
+        )
+    return f"/t/{cast.tenant.public_id}/"
+
+
+def a_world(cast: Cast) -> dict[str, Any]:
+    """A tenant with one of everything that a page shows, and the ids by which routes name them."""
+    base = busy_tenant(cast)
+    tenant, actor = cast.tenant, Actor.person(cast.owner)
+    project = create_project(actor=actor, tenant=tenant, name="Search, the new one")
+    key = make_key(tenant, name="ci runner", project=project, allowed_models=[MODEL]).api_key
+    set_key_limits(actor=actor, api_key=key, wanted={KeyLimit.REQUESTS_PER_MINUTE: 60})
+    account = create_service_account(actor=actor, tenant=tenant, name="nightly evaluation")
+    issue_service_key(actor=actor, account=account, name="its key")
+    hook = create_webhook(
+        actor=actor, tenant=tenant, url="https://hooks.example.org/weir?a=long-address-to-wrap"
+    )
+    ask_for_copy(actor=actor, tenant=tenant)
+    email = f"guest-of-{tenant.slug}@example.org"
+    invitation = invite_member(actor=actor, by=Role.OWNER, tenant=tenant, email=email, role=Role.VIEWER)
+    ModelSetting.objects.get_or_create(name="fast", defaults={"target": MODEL, "temperature": 0.2})
+    Announcement.objects.get_or_create(text="Tonight from 22:00 to 22:15 UTC the second machine is updated.")
+    member = Membership.objects.for_tenant(tenant).get(user=cast.member)
+    return {
+        "base": base,
+        "tenant_id": tenant.public_id,
+        "key_id": key.public_id,
+        "project_id": project.public_id,
+        "webhook_id": hook.public_id,
+        "member_id": member.public_id,
+        "request_id": f"{tenant.public_id}-7",
+        "invitation": "/" + invitation_link(invitation).split("/", 3)[3],  # this process knows no port
+    }
