@@ -21,6 +21,7 @@ from tenants.services import KeyLimit, key_limits
 _MICRO: Final = 1_000_000
 _AMOUNT_MAX: Final = 10**12
 _NETWORKS_MAX: Final = 100
+WAIT: Final = "wait"
 SCOPES: Final = {
     Scope.INFERENCE: "Run models",
     Scope.USAGE_READ: "Read usage and cost",
@@ -68,6 +69,12 @@ class KeyForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 2, "placeholder": "192.0.2.0/24", "spellcheck": "false"}),
         help_text="Addresses or networks that it may be used from, one per line. Empty: from anywhere.",
     )
+    over_a_rate = forms.ChoiceField(
+        label="Over a rate",
+        required=False,
+        choices=[("", "Refuse, with the time to come back"), (WAIT, "Wait in line")],
+        help_text="In line until there is room, up to the deadline. A spent budget refuses all the same.",
+    )
     requests_per_minute = forms.IntegerField(
         label="Requests per minute", required=False, min_value=1, max_value=_AMOUNT_MAX
     )
@@ -87,7 +94,7 @@ class KeyForm(forms.Form):
     )
 
     MAIN: ClassVar[tuple[str, ...]] = ("name", "project")
-    BOUNDS: ClassVar[tuple[str, ...]] = ("max_tier", "allowed_models", "allowed_networks")
+    BOUNDS: ClassVar[tuple[str, ...]] = ("max_tier", "allowed_models", "allowed_networks", "over_a_rate")
     LIMITS = tuple(kind.value for kind in KeyLimit)
 
     def __init__(self, choices: Choices, *args: Any, **kwargs: Any) -> None:
@@ -119,6 +126,7 @@ class KeyForm(forms.Form):
             "max_tier": "" if api_key.max_tier is None else api_key.max_tier.name,
             "allowed_models": api_key.allowed_models,
             "allowed_networks": "\n".join(api_key.allowed_networks),
+            "over_a_rate": WAIT if api_key.waits_for_rate else "",
             **limits,
         }
         return cls(choices, data, initial=initial)
@@ -143,6 +151,7 @@ class KeyForm(forms.Form):
             "max_tier": tiers.get(chosen["max_tier"]),
             "allowed_models": chosen["allowed_models"],
             "allowed_networks": chosen["allowed_networks"],
+            "waits_for_rate": chosen["over_a_rate"] == WAIT,
         }
 
     def limits(self) -> dict[KeyLimit, int | None]:

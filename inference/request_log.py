@@ -99,10 +99,6 @@ def _span(
     return first - _A_ZONE, last + 2 * _A_ZONE
 
 
-def find_record(tenant: Tenant, request_id: str) -> UsageRecord | None:
-    return UsageRecord.objects.filter(tenant=tenant, request_id=request_id).first()
-
-
 def models_and_keys(tenant: Tenant, *, days: int) -> tuple[list[str], list[UUID]]:
     """What the tenant used lately: the choices to narrow by."""
     rows = UsageDay.objects.filter(tenant=tenant, day__gte=timezone.now().date() - timedelta(days=days))

@@ -16,8 +16,9 @@ from django.views.decorators.http import require_safe
 from inference import selectors
 from inference.downloads import download
 from inference.replica import on_replica
-from inference.request_log import Ending, Wanted, find_record, log_page, models_and_keys, timeline
+from inference.request_log import Ending, Wanted, log_page, models_and_keys, timeline
 from inference.selectors import DayOfModel
+from inference.services.explain import Explanation, NothingToExplain, explain
 from tenants.console import Console, tenant_page
 from tenants.csv_text import as_csv
 from tenants.selectors import api_key_names
@@ -119,18 +120,33 @@ def request_log(request: HttpRequest, console: Console) -> HttpResponse:
 @require_safe
 @tenant_page
 def request_page(request: HttpRequest, console: Console, request_id: str) -> HttpResponse:
-    record = find_record(console.tenant, request_id.replace("\0", "")[:128])
-    if record is None:
-        raise Http404
-    names = api_key_names(console.tenant, {record.key_public_id} if record.key_public_id else ())
+    """What happened, and why: also of a request that a limit refused, as long as that is known."""
+    tenant = console.tenant
+    try:
+        explained = explain(tenant.pk, str(tenant.public_id), request_id.replace("\0", "")[:128])
+    except NothingToExplain:
+        raise Http404 from None
+    record = None if explained.charge is None else explained.charge.record
+    key_id = _key_of(explained)
     context = {
         "console": console,
         "section": "requests",
+        "explained": explained,
+        "decision": explained.decision,
         "record": record,
-        "caller": record.key_public_id and names.get(record.key_public_id),
-        "moments": timeline(record),
+        "caller": key_id and api_key_names(tenant, {key_id}).get(key_id),
+        "moments": record and timeline(record),
     }
-    return render(request, "inference/request_page.html", context)
+    return render(
+        request, "inference/request_page.html" if record else "inference/refusal_page.html", context
+    )
+
+
+def _key_of(explained: Explanation) -> UUID | None:
+    if explained.charge is not None:
+        return explained.charge.record.key_public_id
+    told = explained.decision
+    return UUID(told.key_id) if told and told.key_id else None
 
 
 def _chart(console: Console, rows: list[DayOfModel], days: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from inference.api_reference import operation_rows, struct_rows
 from inference.fleet import served_models
 from tenants.console import Console, last_console, tenant_page
 from tenants.quotas.gauges import limit_gauges
-from tenants.selectors import api_key_names, limits_of_keys
+from tenants.selectors import api_key_names
 from tenants.services.first_run import has_operator, read_setup
 
 _RECENT_REQUESTS = 15
@@ -85,20 +85,3 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         **api_example(request),
     }
     return render(request, "inference/overview.html", context)
-
-
-@require_safe
-@tenant_page
-def limits(request: HttpRequest, console: Console) -> HttpResponse:
-    """Every limit of the tenant with what is left of it, and what its tier and its keys are bound to."""
-    tenant, tier = console.tenant, console.tenant.tier
-    context = {
-        "console": console,
-        "section": "limits",
-        "limits": limit_gauges(console.principal(), tenant),
-        "key_limits": limits_of_keys(tenant),
-        "max_wait_ms": 1000 * (tier.max_wait_s or tier.deadline_s),
-        "deadline_ms": 1000 * tier.deadline_s,
-        "weight": tenant.weight or tier.weight,
-    }
-    return render(request, "inference/limits.html", context)

@@ -131,5 +131,5 @@ def _charge(charge: Charge) -> ExplainedCharge:
             ExplainedAdjustment(cost_microusd=row.cost_microusd, reason=row.reason, day=row.day.isoformat())
             for row in charge.adjustments
         ],
-        total_microusd=record.cost_microusd + sum(row.cost_microusd for row in charge.adjustments),
+        total_microusd=charge.total_microusd,
     )

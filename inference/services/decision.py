@@ -3,12 +3,13 @@ admitted, in Redis for a while when it was refused."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from tenants.pricing import PER_TOKENS, Price
-from tenants.principal import LimitMetric, LimitSpec
+from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec
 from tenants.quotas.types import Admitted, BucketState, Decision
 
 TEXT_MAX: Final = 8000
@@ -32,6 +33,19 @@ class LimitTold(msgspec.Struct, frozen=True, array_like=True):
     """Afterwards."""
     reset_after_ms: int
 
+    @property
+    def limit(self) -> LimitSpec:
+        return LimitSpec(
+            LimitScope(self.scope),
+            self.owner,
+            LimitMetric(self.metric),
+            self.amount,
+            self.period_s,
+            self.burst,
+            calendar=Calendar(self.calendar) if self.calendar else None,
+            is_hard=self.is_hard,
+        )
+
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at_ms: int
@@ -50,6 +64,14 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     key_id: str = ""
     request_id: str = ""
     """The last three of refusals alone: the ledger has them of the others."""
+
+    @property
+    def at(self) -> datetime:
+        return datetime.fromtimestamp(self.at_ms / 1000, UTC)
+
+    @property
+    def refused_by(self) -> LimitTold | None:
+        return None if self.binding is None else self.limits[self.binding]
 
 
 def told(

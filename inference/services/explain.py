@@ -27,6 +27,10 @@ class ChargedPart:
     tokens: int
     microusd_per_mtok: int
 
+    @property
+    def name(self) -> str:
+        return self.what.replace("_", " ").capitalize()
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
@@ -36,6 +40,10 @@ class Charge:
     parts: list[ChargedPart]
     """Their products, summed, divided by a million and rounded once, half up, are the cost."""
     adjustments: list[UsageAdjustment]
+
+    @property
+    def total_microusd(self) -> int:
+        return self.record.cost_microusd + sum(row.cost_microusd for row in self.adjustments)
 
 
 @dataclass(frozen=True, slots=True)

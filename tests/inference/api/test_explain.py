@@ -6,13 +6,16 @@ from datetime import UTC, datetime
 
 import httpx
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from inference.models import UsageRecord
 from inference.services.ledger import adjust_usage
 from inference.services.usage import drain_usage_stream
-from tenants.models import ModelPrice
+from tenants.models import ModelPrice, Role
 from tenants.principal import Calendar, LimitMetric, Scope
-from tests.factories import TEST, make_key, make_tenant, set_limit
+from tenants.services import add_member
+from tests.factories import TEST, make_key, make_tenant, make_user, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,6 +77,41 @@ def test_an_admission_a_refusal_and_a_charge_are_explained(site, model, tenant):
         client.headers["Authorization"] = f"Bearer {make_key(make_tenant(), scopes=[Scope.ADMIN]).secret}"
         for known in (answer_id, third.headers["x-weir-request"], "never"):
             assert client.get(f"requests/{known}/explain").json()["error"]["code"] == "request_not_found"
+
+
+def test_the_console_shows_what_decided(site, model, tenant):
+    owner, outsider = make_user(), make_user()
+    add_member(actor=TEST, tenant=tenant, user=owner, role=Role.OWNER)
+    other = make_tenant(owner=outsider)
+    headers = {"Authorization": f"Bearer {make_key(tenant, name='busy').secret}"}
+    with httpx.Client(base_url=f"{site.url}/v1/", headers=headers, timeout=60) as client:
+        ask = {"model": model, "prompt": "seven!!", "max_tokens": 5}
+        first, _, refused = (client.post("completions", json=ask) for _ in range(3))
+    drain_usage_stream()
+    answer_id, refused_id = first.json()["id"], refused.headers["x-weir-request"]
+    row = UsageRecord.objects.get(tenant=tenant, request_id=answer_id)
+    adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-3, reason="Slow", request=row)
+    person, stranger = Client(), Client()
+    person.force_login(owner)
+    stranger.force_login(outsider)
+
+    def page_of(request_id: str) -> str:
+        url = reverse("request", args=[tenant.public_id, request_id])
+        assert stranger.get(url).status_code == 404
+        assert stranger.get(reverse("request", args=[other.public_id, request_id])).status_code == 404
+        return person.get(url).content.decode()
+
+    admitted = page_of(answer_id)
+    for said in ("Why it was admitted", "Tokens per day", "$0.000033", "Slow", "$0.000030", "$2.50"):
+        assert said in admitted, said
+    page = page_of(refused_id)
+    for said in ("Why it was refused", "busy", "Requests per day", ">refused</span>"):
+        assert said in page, said
+    listed = person.get(reverse("limits", args=[tenant.public_id])).content.decode()
+    assert listed.count(reverse("request", args=[tenant.public_id, refused_id])) == 1
+    assert answer_id not in listed
+    theirs = stranger.get(reverse("limits", args=[other.public_id])).content.decode()
+    assert "No request met a limit" in theirs
 
 
 def test_a_limit_is_tried_before_it_is_set(site, model, tenant):
