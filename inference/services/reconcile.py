@@ -28,6 +28,8 @@ class Difference:
     whose: str
     amounts: dict[str, int]
     """What is found there beyond what the ledger says; below 0 it is missing there."""
+    key: str = ""
+    """Of a counter: where it is in Redis."""
 
     def __str__(self) -> str:
         amounts = ", ".join(f"{name} {amount:+}" for name, amount in self.amounts.items() if amount)
@@ -89,12 +91,17 @@ GROUP BY tenant.slug, at, {by}, finish_reason, metric, bucket HAVING sum(request
 """
 
 
-def ledger_differences() -> list[Difference]:
-    """Nothing, when all is well. Reads the whole ledger: minutes for many millions of rows."""
+def provable_since() -> tuple[datetime, date]:
+    """The first hour and the first day of which the ledger has every row."""
     kept_since = min(partition_months(), default=date(2020, 1, 1))
     first_hour = datetime.combine(kept_since, datetime.min.time(), UTC)
     # Roll-ups outlive the months that were dropped; a tenant's day at the border has but a part of its rows.
-    first_day = kept_since + timedelta(days=1 if _has_hours_before(first_hour) else -1)
+    return first_hour, kept_since + timedelta(days=1 if _has_hours_before(first_hour) else -1)
+
+
+def ledger_differences() -> list[Difference]:
+    """Nothing, when all is well. Reads the whole ledger: minutes for many millions of rows."""
+    first_hour, first_day = provable_since()
     totals = ", ".join(f"sum({name})" for name in _SUMS)
     differs = " OR ".join(f"sum({name}) <> 0" for name in _SUMS)
     sums = {"by": _BY, "totals": totals, "differs": differs}
@@ -137,13 +144,15 @@ def counter_differences(redis_url: str) -> list[Difference]:
     try:
         for tenant in Tenant.objects.select_related("tier").order_by("id"):
             for principal, limit in budgets_of(tenant):
-                spent = client.hget(bucket_of(principal, limit, now).key, "spent")
+                key = bucket_of(principal, limit, now).key
+                spent = client.hget(key, "spent")
                 if spent is None:
                     continue  # not used in this period: it starts from the ledger
                 amount = int(spent) - budget_spent(principal, limit, now)
                 if amount:
                     whose = f"{tenant.slug} {limit.scope} {limit.owner_id} {limit.calendar}"
-                    differences.append(Difference("budget counters", whose, {str(limit.metric): amount}))
+                    amounts = {str(limit.metric): amount}
+                    differences.append(Difference("budget counters", whose, amounts, key))
     finally:
         disconnect_sync(client)
     return differences

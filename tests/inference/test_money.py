@@ -266,6 +266,14 @@ def test_reconcile_says_where_the_books_differ(tenant):
     assert f"days: {tenant.slug} 2026-06-01 tiny standard stop: cost +3" in out.getvalue()
     assert "requests -1, prompt_tokens -10, completion_tokens -5" in out.getvalue()
     assert "recorded requests: ghost: requests +1" in out.getvalue()
+    adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-5, reason="Slow")
+    out = io.StringIO()
+    call_command("reconcile", "--repair", stdout=out)
+    assert "agree" in out.getvalue()
+    day = UsageDay.objects.for_tenant(tenant).get(finish_reason="stop")
+    assert (day.requests, day.prompt_tokens, sum(day.ttft.values())) == (1, 10, 1)
+    assert UsageHour.objects.for_tenant(tenant).count() == 2
+    assert not RecordedRequest.objects.filter(request_id="ghost").exists()
 
 
 def test_a_request_is_one_row_even_in_different_months(tenant):

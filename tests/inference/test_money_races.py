@@ -12,8 +12,9 @@ import pytest
 from inference.services.ledger import record_usage
 from inference.services.recall import budget_spent, recall_from_ledger
 from inference.services.reconcile import counter_differences
+from inference.services.repair import correct_counters
 from tenants.models import Tenant
-from tenants.principal import Calendar, LimitMetric
+from tenants.principal import Calendar, LimitMetric, Principal
 from tenants.quotas.buckets import bucket_of
 from tenants.quotas.store import QuotaStore
 from tenants.quotas.types import Admitted
@@ -95,6 +96,9 @@ async def test_redis_flushed_under_load_is_never_full_again_for_free(redis):
         assert difference.amounts == {"tokens": int(counter) - spent}
     else:
         assert differences == []
+    assert await in_thread(correct_counters, ledger_redis_url()) == differences
+    assert await in_thread(counter_differences, ledger_redis_url()) == []
+    assert [state.remaining for state in await store.peek(principal)] == [max(0, GRANTED - spent)]
     await store.aclose()
 
 
@@ -103,6 +107,88 @@ async def test_control_without_the_ledger_a_flush_grants_the_budget_again(redis)
     await in_thread(set_limit, tenant, LimitMetric.TOKENS, GRANTED, calendar=Calendar.MONTH)
     spent, _, store = await spend_through_a_flush(tenant, redis, None)
     assert spent > GRANTED + CLIENTS * (PROMPT + MOST)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_redis_flushed_against_settlements_frees_nothing_and_charges_nothing_twice(redis, seed):
+    """The gateway and the drain settle each request, a new one asks, and Redis forgets, all at once."""
+    tenant = await in_thread(make_tenant)
+    await in_thread(set_limit, tenant, LimitMetric.TOKENS, GRANTED, calendar=Calendar.MONTH)
+    principal = await in_thread(principal_of, tenant)
+    stores = [QuotaStore(ledger_redis_url(), timeout_s=30, recall=recall_from_ledger) for _ in range(2)]
+    dice, whose = random.Random(seed), str(tenant.public_id)
+    uses = {f"{tenant.pk}-{number}": dice.randint(0, MOST) for number in range(CLIENTS)}
+    for rid in uses:
+        await stores[0].reserve(
+            reservation_id=rid, principal=principal, prompt_tokens=PROMPT, max_output_tokens=MOST, lease_ms=60_000
+        )  # fmt: skip
+    before = [
+        used(tenant, rid, datetime.now(UTC), PROMPT, output, reservation_id=rid)
+        for rid, output in uses.items()
+    ]
+    await in_thread(record_usage, before)  # the first half of a drain: what is settled is in the ledger
+    start = asyncio.Barrier(CLIENTS + 3)
+
+    async def settle(rid: str, output: int, wait: int) -> None:
+        await start.wait()
+        for _ in range(wait):
+            await asyncio.sleep(0)
+        for store in stores:
+            await store.settle(
+                tenant_public_id=whose, reservation_id=rid, prompt_tokens=PROMPT, completion_tokens=output
+            )
+
+    async def flush() -> None:
+        await start.wait()
+        await redis.flushdb()
+
+    async def ask(number: int) -> None:
+        await start.wait()
+        rid = f"{tenant.pk}-asks-{number}"
+        await stores[number].reserve(
+            reservation_id=rid, principal=principal, prompt_tokens=PROMPT, max_output_tokens=0, lease_ms=60_000
+        )  # fmt: skip
+        await stores[number].release(tenant_public_id=whose, reservation_id=rid)
+
+    settling = [settle(rid, output, dice.randrange(40)) for rid, output in uses.items()]
+    async with asyncio.timeout(60):
+        await asyncio.gather(flush(), ask(0), ask(1), *settling)
+    # Whoever asks next: the counter may have been lost after it was asked for.
+    await ask_alone(stores[0], principal, f"{tenant.pk}-last")
+    spent = sum(uses.values()) + PROMPT * CLIENTS
+    assert [state.remaining for state in await stores[1].peek(principal)] == [GRANTED - spent]
+    assert await in_thread(counter_differences, ledger_redis_url()) == []
+    for store in stores:
+        await store.aclose()
+
+
+async def ask_alone(store: QuotaStore, principal: Principal, rid: str) -> None:
+    await store.reserve(
+        reservation_id=rid, principal=principal, prompt_tokens=1, max_output_tokens=0, lease_ms=60_000
+    )
+    await store.release(tenant_public_id=principal.tenant_public_id, reservation_id=rid)
+
+
+async def test_control_without_the_ledger_a_settled_request_is_forgotten(redis):
+    tenant = await in_thread(make_tenant)
+    await in_thread(set_limit, tenant, LimitMetric.TOKENS, GRANTED, calendar=Calendar.MONTH)
+    principal = await in_thread(principal_of, tenant)
+    store = QuotaStore(ledger_redis_url(), timeout_s=30)
+    rid = f"{tenant.pk}-once"
+    await store.reserve(
+        reservation_id=rid, principal=principal, prompt_tokens=PROMPT, max_output_tokens=MOST, lease_ms=60_000
+    )
+    await in_thread(record_usage, [used(tenant, rid, datetime.now(UTC), PROMPT, MOST, reservation_id=rid)])
+    await redis.flushdb()
+    await store.settle(
+        tenant_public_id=str(tenant.public_id),
+        reservation_id=rid,
+        prompt_tokens=PROMPT,
+        completion_tokens=MOST,
+    )
+    await ask_alone(store, principal, f"{tenant.pk}-next")
+    assert [state.remaining for state in await store.peek(principal)] == [GRANTED]
     await store.aclose()
 
 
