@@ -3,9 +3,9 @@
 A chunk stays here until a publish that contained it has been answered, so a publish whose effect is
 unknown is repeated with the same chunks, and the log skips those that it has.
 
-What nobody reads token by token is published with its first token and its last, and between them when there is
-something as old as `HOLD_S`: one chunk each. That is often enough for the fair order, for a resumed stream, and for
-a worker that takes over, and spares the server and the gateway a chunk per step.
+What nobody reads token by token is published at its end, and before when there is something as old as `HOLD_S`, or
+`FIRST_HOLD_S` at its beginning: one chunk each. That is often enough for the fair order, for a resumed stream, and
+for a worker that takes over, and spares the server and the gateway a chunk per step.
 
 Inside the engine a request is known as `REQUEST_ID#EPOCH`: a late abort or a late token of a lost
 attempt can't touch the attempt that took its place. One of several choices is `REQUEST_ID#EPOCH/INDEX`.
@@ -30,6 +30,8 @@ from engine_worker.protocol import ChoiceEnd, Chunk, EngineError, Finish, Finish
 
 HOLD_S: Final = 0.25
 """So old may a chunk get that nobody waits for."""
+FIRST_HOLD_S: Final = 0.01
+"""And so old the first one, by which the time to the first token is told. What is whole sooner is one chunk."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,9 @@ class _Owned:
     pending: deque[Chunk] = field(default_factory=deque)
     num_sent: int = 0
     """So many of them went out in a publish that has not been answered: those may not change any more."""
-    published_at: float | None = None
+    held_since_s: float = 0.0
+    """When the first of them came."""
+    was_published: bool = False
     text_before_next: dict[int, str] = field(default_factory=dict)
     """By choice, text that came without a token: it travels with the next one, for the log counts by tokens."""
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
@@ -54,8 +58,10 @@ class _Owned:
     def n(self) -> int:
         return self.claim.request.sampling.n
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk, now_s: float) -> None:
         """As a chunk of its own, or as more of the one before, where nobody would see the difference."""
+        if not self.pending:
+            self.held_since_s = now_s
         before = self.pending[-1] if len(self.pending) > self.num_sent else None
         if self.claim.request.is_streamed or before is None or not _may_follow_in_one(before, chunk):
             self.pending.append(chunk)
@@ -75,8 +81,7 @@ class _Owned:
             return False
         return (
             self.claim.request.is_streamed
-            or self.published_at is None
-            or now_s - self.published_at >= HOLD_S
+            or now_s - self.held_since_s >= (HOLD_S if self.was_published else FIRST_HOLD_S)
             or self.num_sent > 0
             or self.pending[-1].finish is not None
         )
@@ -183,7 +188,8 @@ class Outbox:
                 choice_end=choice_end,
                 prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs is not None else None,
                 embedding=None if output.embedding is None else b64encode(output.embedding).decode(),
-            )
+            ),
+            self._clock(),
         )
 
     def end(self, engine_id: str, reason: str, error: EngineError | None = None) -> None:
@@ -252,7 +258,8 @@ class Outbox:
                 owned.pending.popleft()
             if held.chunks:
                 owned.num_sent = 0
-                owned.published_at = self._clock()
+                owned.was_published = True
+                owned.held_since_s = self._clock()  # of what came meanwhile, if anything did
             if held.chunks and held.chunks[-1].finish:
                 del self._owned[engine_id]
                 finished.append(held.chunks[-1])

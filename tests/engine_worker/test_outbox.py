@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine_worker.broker import Claim, Held, Verdict
 from engine_worker.engine.types import RequestOutput
-from engine_worker.outbox import HOLD_S, Outbox
+from engine_worker.outbox import FIRST_HOLD_S, HOLD_S, Outbox
 from engine_worker.protocol import (
     Chunk,
     Finish,
@@ -70,10 +70,20 @@ def test_a_stream_gets_each_step_as_a_chunk():
     assert [chunk.token_ids for chunk in outbox.batch()[0].chunks] == [[0], [1]]
 
 
+def test_a_whole_answer_that_is_there_at_once_is_one_chunk():
+    outbox, engine_id = holding(Clock(), is_streamed=False)
+    for seq in range(5):
+        assert not outbox.has_due
+        outbox.take([step(engine_id, seq, ends=seq == 4)])
+    (chunk,) = outbox.batch()[0].chunks
+    assert (chunk.seq, chunk.token_ids, chunk.text) == (0, [0, 1, 2, 3, 4], "<0><1><2><3><4>")
+
+
 def test_a_whole_answer_is_published_with_its_first_token_then_as_it_gets_old_and_at_its_end():
     clock = Clock()
     outbox, engine_id = holding(clock, is_streamed=False)
     outbox.take([step(engine_id, 0)])
+    clock.now += FIRST_HOLD_S
     first = outbox.batch()
     assert [chunk.token_ids for chunk in first[0].chunks] == [[0]]
     outbox.settle(first, [Verdict.OK])
@@ -104,7 +114,7 @@ def test_a_whole_answer_is_published_with_its_first_token_then_as_it_gets_old_an
 def test_a_worker_that_hands_back_leaves_nothing_behind():
     outbox, engine_id = holding(Clock(), is_streamed=False)
     outbox.take([step(engine_id, 0)])
-    batch = outbox.batch()
+    batch = outbox.batch(everything=True)
     outbox.settle(batch, [Verdict.OK])
     outbox.take([step(engine_id, 1)])
     assert [chunk.token_ids for chunk in outbox.batch(everything=True)[0].chunks] == [[1]]
