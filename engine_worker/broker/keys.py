@@ -20,6 +20,8 @@ the prefix, so it carries the same tag and lies in the same slot.
     moved                 string  when the last one left it, while others wait, ms      30 s
     passes                string  turns since lower tiers had to be let pass 24 h
     delayed               zset    ids in back-off by its end, server ms      empty (2)
+    swept                 string  when the last sweep was, server ms         24 h after it
+    silent                string  the last sweep before one missed its turn  3 s
     dead                  zset    dead ids by their death, server ms         24 h after the last (6)
     deadlines             zset    queued ids by deadline, server ms          empty (2)
     leases                zset    running ids by end of lease, server ms     empty (2)

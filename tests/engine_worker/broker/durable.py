@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from weir import embedded
 
-HINTS = ("wake", "better", "moved", "pace:", "interval", "worker")
+HINTS = ("wake", "better", "moved", "pace:", "interval", "worker", "swept", "silent")
 """Keys that live for seconds and carry no request: their loss costs a poll."""
 
 

@@ -160,6 +160,38 @@ async def test_renewing_keeps_a_lease(redis_url, gateway, make, model):
     await worker.aclose()
 
 
+async def test_leases_that_lapse_while_the_server_answers_nobody_are_not_the_workers_fault(
+    redis_url, gateway, worker, make, model
+):
+    gateway._sweep = lambda model: None  # it would be one more that sweeps
+    await put(gateway, make("r1"))
+    (claim,) = await worker.claim(1)
+    prefix = f"weir:{{m:{model}}}:"
+    async with Redis.from_url(redis_url, protocol=2) as client:
+
+        async def silence(lapsed_ms_ago: int) -> None:
+            """For 60 s nobody was answered, and in that time the lease lapsed."""
+            seconds, micros = await client.time()
+            now_ms = seconds * 1000 + micros // 1000
+            await client.set(prefix + "swept", now_ms - 60_000)
+            await client.zadd(prefix + "leases", {"r1": now_ms - lapsed_ms_ago})
+
+        await silence(1000)
+        assert await worker.expire() == (0, 0, 0)
+        assert await worker.expire() == (0, 0, 0)  # whoever sweeps next
+        assert await publish(worker, claim) is Verdict.OK  # it is there, and renews
+        await client.delete(prefix + "silent")
+        assert await worker.expire() == (0, 0, 0)
+        await silence(1000)
+        await worker.expire()
+        await client.delete(prefix + "silent")  # the moment is over, and it has said nothing
+        assert await worker.expire() == (0, 1, 0)
+        await end_backoffs(redis_url, model)
+        await worker.claim(1)
+        await silence(61_000)
+        assert await worker.expire() == (0, 1, 0)  # it was late before
+
+
 async def test_after_the_last_attempt_it_ends_with_an_error(gateway, worker, make, model, redis_url):
     request = make("r1")
     async with gateway.live(request.reply_channel) as live:
