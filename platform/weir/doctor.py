@@ -235,16 +235,19 @@ def _gateway() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    if not settings.VAR_DIR.exists():
-        return
-    free = shutil.disk_usage(settings.VAR_DIR).free
-    if free < _DISK_LEAST_BYTES:
-        yield Finding(
-            "warning",
-            "disk",
-            f"{free >> 20} MiB left under {settings.VAR_DIR}",
-            "Free some, or move WEIR_VAR_DIR.",
-        )
+    told: set[int] = set()
+    for folder in (settings.VAR_DIR, settings.VAR_DIR / "models"):
+        if not folder.exists() or (device := folder.stat().st_dev) in told:
+            continue  # models may have a volume of their own
+        told.add(device)
+        free = shutil.disk_usage(folder).free
+        if free < _DISK_LEAST_BYTES:
+            yield Finding(
+                "warning" if free else "error",
+                "disk",
+                f"{free >> 20} MiB left under {folder}",
+                "Free some, or move WEIR_VAR_DIR.",
+            )
 
 
 def _settings() -> Iterator[Finding]:

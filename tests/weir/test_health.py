@@ -16,6 +16,7 @@ import pytest
 from django.db import connection
 
 from tests.e2e.site import MODEL, ROOT, Site, running_site
+from weir import doctor as examination
 from weir import embedded
 
 pytestmark = pytest.mark.django_db  # has the database made: the site uses it
@@ -152,3 +153,16 @@ def test_no_worker_left(site: Site, tmp_path: Path):
     finally:
         process.send_signal(empty.command.stop_signal)
         process.wait(15)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is a file system that is always full")
+def test_the_doctor_sees_a_full_disk_of_the_models(settings: Any, tmp_path: Path):
+    settings.VAR_DIR = tmp_path
+    before = list(examination._disk())
+    (tmp_path / "models").symlink_to("/proc")
+    (found,) = [finding for finding in examination._disk() if finding not in before]
+    assert (found.level, found.part, found.text) == (
+        "error",
+        "disk",
+        f"0 MiB left under {tmp_path / 'models'}",
+    )
