@@ -28,6 +28,10 @@ from tests.factories import TEST, make_key, make_tier, set_limit
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+PATIENT_S = 30.0
+"""For the database to answer, where a test isn't about one that doesn't."""
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -71,7 +75,9 @@ def test_a_warm_key_costs_no_query_but_the_epoch():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        cache = KeyCache(
+            load_key=loads.key, load_epoch=loads.epoch, clock=clock, database_timeout_s=PATIENT_S
+        )
         for _ in range(100):
             assert await cache.get(*secret_of(issued))
         assert (loads.keys, loads.epochs) == (1, 1)
@@ -88,7 +94,7 @@ def test_many_callers_of_a_cold_key_load_it_once_and_one_that_leaves_harms_none(
     loads = CountedLoads()
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch)
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, database_timeout_s=PATIENT_S)
         callers = [asyncio.create_task(cache.get(*secret_of(issued))) for _ in range(50)]
         await asyncio.sleep(0)
         callers[0].cancel()
@@ -106,7 +112,9 @@ def test_a_new_secret_is_good_at_once_and_wrong_ones_cost_few_queries():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        cache = KeyCache(
+            load_key=loads.key, load_epoch=loads.epoch, clock=clock, database_timeout_s=PATIENT_S
+        )
         assert await cache.get(*secret_of(issued))
         turned = await sync_to_async(rotate_api_key)(actor=TEST, api_key=issued.api_key, rotation_id="r" * 22)
         lookup_id, digest = secret_of(turned)
@@ -127,7 +135,9 @@ def test_the_cache_is_bounded_and_unknown_keys_are_remembered_for_a_second():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock, capacity=3)
+        cache = KeyCache(
+            load_key=loads.key, load_epoch=loads.epoch, clock=clock, capacity=3, database_timeout_s=PATIENT_S
+        )
         for _ in range(5):
             assert await cache.get("unknown", b"") is None
         assert loads.keys == 1
@@ -165,7 +175,7 @@ def test_every_change_reaches_a_warm_cache_with_the_next_epoch(what):
                     cursor.execute("UPDATE tenants_apikey SET revoked_at = now()")
 
     async def main() -> None:
-        cache = KeyCache(clock=clock)
+        cache = KeyCache(clock=clock, database_timeout_s=PATIENT_S)
         before = await cache.get(*secret_of(issued))
         await sync_to_async(change)()
         clock.now += 0.6
@@ -226,7 +236,7 @@ def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
 
     async def gateway(index: int, is_warm: asyncio.Event) -> float:
         """Returns when this gateway last accepted the key."""
-        cache = KeyCache()
+        cache = KeyCache(database_timeout_s=PATIENT_S)
         lookup_id, digest = secret_of(issued)
         accepted_at = 0.0
         while True:
@@ -260,7 +270,9 @@ def test_with_the_database_down_known_keys_are_served_for_a_while_and_no_other()
             await cache.get(*secret_of(key))
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock)
+        cache = KeyCache(
+            load_key=loads.key, load_epoch=loads.epoch, clock=clock, database_timeout_s=PATIENT_S
+        )
         assert await cache.get(*secret_of(changed))
         await sync_to_async(revoke_api_key)(actor=TEST, api_key=changed.api_key)
         clock.now += 0.6
@@ -357,7 +369,7 @@ def test_last_use_is_written_once_a_minute_and_never_for_a_refused_key():
     clock = Clock()
 
     async def main() -> None:
-        cache = KeyCache(clock=clock)
+        cache = KeyCache(clock=clock, database_timeout_s=PATIENT_S)
         lookup_id, digest = secret_of(issued)
         await cache.get(lookup_id, b"not the digest" * 2)
         assert not await ApiKeyUse.objects.aexists()
