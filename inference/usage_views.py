@@ -25,6 +25,8 @@ from tenants.selectors import api_key_names
 
 _SPANS = (7, 30, 90)
 _CHOICES_DAYS = 90
+_CHOICES_KEYS = 300
+"""More are no list to choose from, and a third of a page's weight: a key's own page leads to its usage."""
 
 
 def _wanted(request: HttpRequest) -> Wanted:
@@ -47,10 +49,13 @@ def _days(request: HttpRequest) -> int:
     return int(asked) if asked.isdecimal() and int(asked) in _SPANS else _SPANS[1]
 
 
-def _choices(console: Console) -> dict[str, Any]:
+def _choices(console: Console, key: UUID | None) -> dict[str, Any]:
     models, keys = models_and_keys(console.tenant, days=_CHOICES_DAYS)
     names = api_key_names(console.tenant, keys)
-    return {"models": models, "keys": sorted(names.items(), key=lambda item: item[1].lower())}
+    offered = sorted(names.items(), key=lambda item: item[1].lower())[:_CHOICES_KEYS]
+    if key is not None and key in names and key not in dict(offered):
+        offered.append((key, names[key]))
+    return {"models": models, "keys": offered}
 
 
 @require_safe
@@ -71,7 +76,7 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
         "chart": _chart(console, rows, days),
         "wanted": wanted,
         "query": urlencode({"days": days, **narrowed}),
-        **_choices(console),
+        **_choices(console, wanted.key),
     }
     return render(request, "inference/usage.html", context)
 
@@ -112,7 +117,7 @@ def request_log(request: HttpRequest, console: Console) -> HttpResponse:
         "endings": list(Ending),
         "newest": urlencode(narrowed) if "before" in request.GET else "",
         "older": urlencode({**narrowed, "before": cursor}) if cursor else "",
-        **_choices(console),
+        **_choices(console, wanted.key),
     }
     return render(request, "inference/request_log.html", context)
 

@@ -162,3 +162,15 @@ def test_where_a_budget_ends_at_this_rate(db: None):
     budget, _ = forecast(states, tenant, datetime(2026, 11, 1, 1, tzinfo=UTC)) or []
     assert budget.at_this_rate is None
     assert forecast(None, tenant) is None
+
+
+def test_of_very_many_keys_some_are_offered_and_the_chosen_one_is(cast: Cast):
+    keys = [make_key(cast.tenant, name=f"key {number:03}").api_key for number in range(310)]
+    for key in keys:
+        record(cast.tenant, key_public_id=key.public_id)
+    client = signed_in(cast.owner)
+    last = str(keys[-1].public_id)
+    for page, offered in (({}, 300), ({"key": last}, 301)):
+        html = client.get(reverse("usage", args=[cast.tenant.public_id]), page).content.decode()
+        assert html.count(">key ") == offered
+        assert (f'<option value="{last}" selected>' in html) == bool(page)
