@@ -25,7 +25,13 @@ _SEQUENCES: Final = 64
 _FILE_TYPES: Final = {"q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
 
 
+@llama_cpp.llama_log_callback
+def _silent(level: int, text: bytes, data: Any) -> None:
+    """It tells hundreds of lines about each model."""
+
+
 def start(options: Options) -> Engine:
+    llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(
         str(_weights(options)).encode(), llama_cpp.llama_model_default_params()
