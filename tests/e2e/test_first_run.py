@@ -62,7 +62,7 @@ def in_every_look(visitor: Visitor, name: str) -> None:
     page = visitor.page
     for width, height, scheme in ((1280, 800, "dark"), (390, 780, "dark"), (1280, 800, "light")):
         page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=scheme)
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # no colour on its way to another
         sound(page)
         visitor.shoot(f"{name}-{width}-{scheme}", full_page=True)
 

@@ -223,9 +223,13 @@ async def test_nobody_there_is_said_at_once(dead_address):
 async def test_a_server_that_does_not_answer_is_given_up(tmp_path):
     """FAULTS 61: connected, but no reply ever comes; many callers wait no longer than one."""
 
+    answering: list[asyncio.Task[None]] = []
+
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
         await reader.read()
         writer.close()
+        await writer.wait_closed()
 
     path = str(tmp_path / "silent.sock")
     server = await asyncio.start_unix_server(silence, path)
@@ -240,6 +244,8 @@ async def test_a_server_that_does_not_answer_is_given_up(tmp_path):
     await store.aclose()
     server.close()
     await server.wait_closed()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*answering)
 
 
 async def test_a_server_that_forgot_its_scripts_and_cut_its_connections(store, redis):
