@@ -99,8 +99,8 @@ async def events_of(
     `begin` makes the events before any token, `render` those of one chunk of the n-th generation, `close`
     those after the last one. An end that is not a good one becomes an error event, after which nothing
     follows: never a false `stop`.
-    With `can_resume` (one generation, one choice) each event has the id to resume after. A client that
-    leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
+    With `can_resume` (one generation, one choice) each event that tells something has the id to resume after. A client
+    that leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
     """
     has_left = True
     try:
@@ -116,7 +116,10 @@ async def events_of(
             more: Chunk | None = chunk
             while more is not None:
                 event_id = str(Position.after(more)) if can_resume else ""
-                told += [framing.event(data, event_id) for data in render(index, more)]
+                for data in render(index, more):
+                    # Who is cut off behind an opening has read nothing of the chunk yet.
+                    is_opening = getattr(data, "is_opening", False)
+                    told.append(framing.event(data, "" if is_opening else event_id))
                 more = generations[index].take_ready()
             if told:
                 yield b"".join(told)  # what one step made is one write

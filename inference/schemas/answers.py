@@ -110,6 +110,11 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Unset unless the client asked for the usage chunk; then null in every chunk but the last."""
 
+    @property
+    def is_opening(self) -> bool:
+        """It says who speaks, and nothing of what is said."""
+        return bool(self.choices) and self.choices[0].delta.role is not None
+
 
 class TextChoice(msgspec.Struct):
     index: int

@@ -65,7 +65,7 @@ def route(request: pytest.FixtureRequest, model: str) -> tuple[str, dict[str, An
     return request.param, body
 
 
-@pytest.mark.parametrize("count", [2, 17])
+@pytest.mark.parametrize("count", [1, 2, 17])
 def test_after_a_dropped_connection_the_rest_comes_and_nothing_twice(http, route, count):
     path, body = route
     whole = text_of(read(http, path, body))
