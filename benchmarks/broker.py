@@ -3,11 +3,13 @@
     make bench-broker [ARGS="--streams 64 --steps 2000 --requests 2000"]
 
 Starts the embedded Valkey unless REDIS_URL names one. `publish` is one engine step of `--streams`
-requests, one token each, from building the messages to the verdicts. `raw` sends what the same step
-would need at the least without any of the broker's checks (append, counter, lease for each request,
-one message), in one pipeline whose bytes are made beforehand: what client and server can do at most.
-Interleaved in rounds, so that a noisy machine hits both. `publish_share_of_step` is a publish over a step of as many
-streams of the default model on this machine, measured after it. The last line is JSON.
+requests, one token each, from building the messages to the verdicts; `claim` and `finish` are of one
+request. Beside each stands its `_raw`: what it would need at the least without any of the broker's
+checks and order (a claim: pop, read, own, lease; a publish: append, counter, lease for each request, one
+message; a finish: append, state, lease, usage, message), in one pipeline whose bytes are made
+beforehand: what client and server can do at most. Interleaved in rounds, so that a noisy machine hits
+both. `publish_share_of_step` is a publish over a step of as many streams of the default model on this
+machine, measured after it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,27 @@ async def timed(count: int, call: Callable[[int], Awaitable[object]], first: int
     return seconds
 
 
+async def in_turn(
+    count: int, ours: Callable[[int], Awaitable[object]], raw: Callable[[int], Awaitable[object]]
+) -> tuple[list[float], list[float]]:
+    """Seconds of so many calls of each, the two in rounds."""
+    mine: list[float] = []
+    least: list[float] = []
+    per_round = count // ROUNDS
+    for round_ in range(ROUNDS):
+        mine += await timed(per_round, ours, first=round_ * per_round)
+        least += await timed(per_round, raw)
+    return mine, least
+
+
+def compared(name: str, mine: list[float], least: list[float]) -> dict[str, Any]:
+    return {
+        name: summary(mine),
+        f"{name}_raw": summary(least),
+        f"{name}_vs_raw": round(statistics.median(least) / statistics.median(mine), 2),
+    }
+
+
 def summary(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     return {
@@ -81,13 +104,42 @@ async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, 
     async def enqueue(n: int) -> object:
         return await gateway.enqueue(request(n), max_queued=10**9, max_queued_per_tenant=10**9)
 
+    requests = requests // ROUNDS * ROUNDS
     results["enqueue"] = summary(await timed(requests, enqueue))
     claims = []
+    connection = raw.connection_pool.make_connection()
+    await connection.connect()
+
+    def in_one_pipeline(
+        commands: Sequence[tuple[str | bytes | int, ...]],
+    ) -> Callable[[int], Awaitable[None]]:
+        packed = connection.pack_commands(commands)
+
+        async def call(_: int) -> None:
+            await connection.send_packed_command(packed)
+            for _ in commands:
+                await connection.read_response()
+
+        return call
+
+    body = encode(request(0))
+    await in_one_pipeline(
+        [("HSET", "bench:{raw}:req:0", "body", body)]
+        + [("ZADD", "bench:{raw}:line", n, str(n)) for n in range(requests)]
+    )(0)
+    claim_raw = in_one_pipeline(
+        [
+            ("ZPOPMIN", "bench:{raw}:line"),
+            ("HGET", "bench:{raw}:req:0", "body"),
+            ("HSET", "bench:{raw}:req:0", "owner", "bench", "epoch", 1),
+            ("ZADD", "bench:{raw}:leases", 1, "0"),
+        ]
+    )
 
     async def claim(_: int) -> None:
         claims.extend(await worker.claim(1))
 
-    results["claim"] = summary(await timed(requests, claim))
+    results |= compared("claim", *await in_turn(requests, claim, claim_raw))
     assert len(claims) == requests
     running = claims[:streams]
 
@@ -115,34 +167,16 @@ async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, 
         Chunk(request_id=running[0].request.request_id, epoch=1, seq=1000, token_ids=[1000], text=" token")
     )
 
-    connection = raw.connection_pool.make_connection()
-    await connection.connect()
     commands: list[tuple[str | bytes | int, ...]] = []
     for n in range(streams):
         commands.append(("RPUSH", f"bench:{{raw}}:log:{n}", ready))
         commands.append(("HSET", f"bench:{{raw}}:req:{n}", "tokens", 1))
         commands.append(("ZADD", "bench:{raw}:leases", 1, str(n)))
     commands.append(("PUBLISH", CHANNEL, ready * streams))
-    packed = connection.pack_commands(commands)
-
-    async def publish_raw(_: int) -> None:
-        await connection.send_packed_command(packed)
-        for _ in commands:
-            await connection.read_response()
-
-    ours: list[float] = []
-    theirs: list[float] = []
-    per_round = steps // ROUNDS
     async with gateway.live(CHANNEL):  # somebody listens, as in life
-        for round_ in range(ROUNDS):
-            ours += await timed(per_round, publish, first=round_ * per_round)
-            theirs += await timed(per_round, publish_raw)
-    results["publish"] = summary(ours) | {
-        "streams": streams,
-        "tokens_per_s": round(streams * len(ours) / sum(ours)),
-    }
-    results["publish_raw"] = summary(theirs)
-    results["publish_vs_raw"] = round(statistics.median(theirs) / statistics.median(ours), 2)
+        ours, theirs = await in_turn(steps, publish, in_one_pipeline(commands))
+    results |= compared("publish", ours, theirs)
+    results["publish"] |= {"streams": streams, "tokens_per_s": round(streams * len(ours) / sum(ours))}
 
     done = steps // ROUNDS * ROUNDS
 
@@ -153,7 +187,16 @@ async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, 
         last = Chunk(request_id=c.request.request_id, epoch=c.epoch, seq=seq, finish=end)
         await worker.publish([Held(c.request.request_id, c.epoch, [last])])
 
-    results["finish"] = summary(await timed(requests, finish))
+    finish_raw = in_one_pipeline(
+        [
+            ("RPUSH", "bench:{raw}:log:0", ready),
+            ("HSET", "bench:{raw}:req:0", "state", "finished"),
+            ("ZREM", "bench:{raw}:leases", "0"),
+            ("XADD", "bench:{raw}:usage", "*", "event", ready),
+            ("PUBLISH", CHANNEL, ready),
+        ]
+    )
+    results |= compared("finish", *await in_turn(requests, finish, finish_raw))
 
     async def ping(_: int) -> object:
         return await raw.ping()
