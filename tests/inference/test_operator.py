@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import uuid
 from collections.abc import Iterator
@@ -100,9 +101,11 @@ def test_nobody_else_sees_it():
     assert refused.json()["error"]["code"] == "staff_only"
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, fails: str = "") -> str:
+    """What it says. `fails`: how its error begins, where it has to end with one."""
     out = io.StringIO()
-    call_command("dead_letters", *arguments, stdout=out, stderr=out)
+    with pytest.raises(CommandError, match=fails) if fails else contextlib.nullcontext():
+        call_command("dead_letters", *arguments, stdout=out, stderr=out)
     return out.getvalue()
 
 
@@ -111,13 +114,15 @@ def test_the_command_lists_queues_again_and_drops(dead):
     listed = run("list", "--model", model)
     assert request_id in listed
     assert "engine_failed: It broke." in listed
-    assert run("requeue", "r2", "nope", "--model", model).splitlines() == [
-        "r2: is not dead",
-        "nope: unknown, or its day is over",
-    ]
+    for arguments in (("r2", "nope", "--model", model), ("--model", model, "r2", "nope")):
+        assert run("requeue", *arguments, fails="2 of 2 requests were left").splitlines() == [
+            "r2: is not dead",
+            "nope: unknown, or its day is over",
+        ]
     assert run("requeue", "--all", "--model", model) == f"{request_id}: done\n"
-    assert run("list", "--model", model) == ""
-    assert run("drop", request_id, "--model", model) == f"{request_id}: is not dead\n"
+    assert run("list", "--model", model) == f"{model}: none is dead\n"
+    said = run("drop", request_id, "--model", model, fails="1 of 1 requests were left")
+    assert said == f"{request_id}: is not dead\n"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ class Command(BaseCommand):
         parser.add_argument("request_ids", nargs="*", help="of one model; none with --all")
         parser.add_argument("--model", help="list only this one's; needed to requeue and drop")
         parser.add_argument("--all", action="store_true", help="every dead request of the model")
+        # Ids may stand behind the options, too.
+        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
 
     def handle(self, *_args: Any, **options: Any) -> None:
         if options["action"] != "list":
@@ -50,23 +52,29 @@ class Command(BaseCommand):
                     letter.request_id for letter in await operator.dead_letters(model, limit=10**6)
                 ]
             verb = operator.requeue if action == "requeue" else operator.drop
-            for request_id in request_ids:
-                await self._act(verb, model, request_id)
+            done = [await self._act(verb, model, request_id) for request_id in request_ids]
+            if False in done:
+                raise CommandError(f"{done.count(False)} of {len(done)} requests were left as they are.")
         finally:
             await operator.aclose()
 
     async def _list(self, operator: OperatorBroker, model: str) -> None:
-        for letter in await operator.dead_letters(model, limit=1000):
+        letters = await operator.dead_letters(model, limit=1000)
+        if not letters:
+            self.stderr.write(f"{model}: none is dead")
+        for letter in letters:
             died_at = datetime.fromtimestamp(letter.died_at_ms / 1000, tz=UTC)
             self.stdout.write(
                 f"{died_at:%Y-%m-%d %H:%M:%S}  {letter.model}  {letter.request_id}  tenant {letter.tenant_id}  "
                 f"{letter.attempts} attempts, {letter.tokens} tokens  {letter.error_code}: {letter.error_message}"
             )
 
-    async def _act(self, verb: Callable[[str, str], Awaitable[bool]], model: str, request_id: str) -> None:
+    async def _act(self, verb: Callable[[str, str], Awaitable[bool]], model: str, request_id: str) -> bool:
+        """Whether it was one that is dead."""
         try:
             done = await verb(model, request_id)
         except UnknownRequest:
             self.stderr.write(f"{request_id}: unknown, or its day is over")
-            return
+            return False
         self.stdout.write(f"{request_id}: {'done' if done else 'is not dead'}")
+        return done
