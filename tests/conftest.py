@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tests.factories import Cast, make_cast
+
 
 @pytest.fixture(autouse=True)
 def _fast_passwords(settings: Any) -> None:
@@ -38,3 +40,9 @@ def _site_serves(request: pytest.FixtureRequest) -> None:
 
         if isinstance(site := request.getfixturevalue("site"), Site):
             site.serve()
+
+
+@pytest.fixture
+def cast(db: None) -> Cast:
+    """Two tenants with their people, and an operator."""
+    return make_cast()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from django.test import Client
+
 from tenants.models import Role, Tenant, Tier, User
 from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec, Principal, Scope, TierSpec
 from tenants.services import Actor, IssuedKey, add_member, create_tenant, issue_api_key, set_quota_limit
@@ -69,6 +71,13 @@ def make_cast() -> Cast:
         outsider=outsider,
         operator=operator,
     )
+
+
+def signed_in(user: User) -> Client:
+    """A browser in which that person is signed in."""
+    client = Client()
+    client.force_login(user)
+    return client
 
 
 def a_limit(

@@ -12,7 +12,7 @@ import inference.urls
 import tenants.urls
 from tenants.models import ApiKey, Role
 from tenants.services import add_member
-from tests.factories import TEST, make_cast, make_key, make_user
+from tests.factories import TEST, make_key, make_user, signed_in
 
 PAGES = [
     route
@@ -29,17 +29,6 @@ def page(request) -> URLPattern:
     return request.param
 
 
-@pytest.fixture
-def cast(db):
-    return make_cast()
-
-
-def client_of(user) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def url_of(page: URLPattern, tenant, **ids) -> str:
     converters = page.pattern.converters
     values = {name: ids.get(name, uuid4()) for name in converters if name != "tenant_id"}
@@ -54,7 +43,7 @@ def test_who_does_not_belong_finds_nothing(cast, page):
         if answer.status_code != 405:
             assert (answer.status_code, answer.headers["Location"].split("?")[0]) == (302, "/login/")
         for stranger in (cast.outsider, cast.operator):
-            answer = getattr(client_of(stranger), method)(url)
+            answer = getattr(signed_in(stranger), method)(url)
             assert answer.status_code in (404, 405)
             assert cast.tenant.name.encode() not in answer.content
     assert ApiKey.objects.filter(tenant=cast.tenant, revoked_at=None).count() == 1
@@ -69,7 +58,7 @@ def test_ids_of_another_tenant_swapped_into_ones_own_pages(cast, page):
         page, cast.other_tenant, **{name: value for name, value in ids.items() if name != "tenant_id"}
     )
     for method in ("get", "post"):
-        assert getattr(client_of(cast.outsider), method)(url).status_code in (404, 405)
+        assert getattr(signed_in(cast.outsider), method)(url).status_code in (404, 405)
     key.refresh_from_db()
     assert key.revoked_at is None
 
@@ -80,7 +69,7 @@ def test_who_may_only_look_changes_nothing(cast, page, role):
     add_member(actor=TEST, tenant=cast.tenant, user=person, role=role)
     key = make_key(cast.tenant, name="victim").api_key
     before = ApiKey.objects.filter(tenant=cast.tenant).count()
-    answer = client_of(person).post(
+    answer = signed_in(person).post(
         url_of(page, cast.tenant, key_id=key.public_id), {"name": "mine", "lifetime": "0"}
     )
     assert answer.status_code in ((302,) if page.name in READINGS else (403, 404, 405))

@@ -14,24 +14,13 @@ from django.utils import timezone
 from inference import selectors
 from inference.models import UsageRecord
 from inference.services.partitions import ensure_partitions
-from tenants.models import Role, Tenant, User
+from tenants.models import Role, Tenant
 from tenants.principal import LimitMetric
 from tenants.services import add_member, suspend_tenant
-from tests.factories import TEST, Cast, make_cast, make_key, make_tenant, make_user, set_limit
+from tests.factories import TEST, Cast, make_key, make_tenant, make_user, set_limit, signed_in
 
 PAGES = ["overview", "limits", "usage", "usage_csv", "requests", "chat", "conversations", "keys"]
 _ids = count(1)
-
-
-@pytest.fixture
-def cast(db: None) -> Cast:
-    return make_cast()
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def record(tenant: Tenant, **values: object) -> UsageRecord:

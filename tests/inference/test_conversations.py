@@ -14,13 +14,8 @@ from inference.models import Conversation, Exchange
 from inference.services import conversations as service
 from tenants.models import Role
 from tenants.services import add_member
-from tests.factories import TEST, Cast, make_cast
+from tests.factories import TEST, Cast
 from tests.inference.test_console import signed_in
-
-
-@pytest.fixture
-def cast(db: None) -> Cast:
-    return make_cast()
 
 
 def url(name: str, cast: Cast, *ids: UUID) -> str:

@@ -34,7 +34,7 @@ from tenants.models import Invitation, Membership, Project, Role, Tenant
 from tenants.services import Actor, add_member, create_project, record_audit, suspend_tenant
 from tenants.services.invitations import invite_member, mail_invitations
 from tenants.services.service_accounts import create_service_account
-from tests.factories import Cast, make_cast, make_key, make_user
+from tests.factories import Cast, make_key, make_user
 from tests.pages import OPERATOR, OWNER, PAGES, admin_lists, path_of
 
 EVIL = """</title></textarea></script><script>alert(1)</script>"'><img src=x onerror=alert(2)>{{7*7}}"""
@@ -59,11 +59,6 @@ class Seen(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.lasttag == "script" and "alert(1)" in data and "\\u003C" not in data:
             self.found.append(f"a script at {self.getpos()}")
-
-
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
 
 
 @pytest.fixture

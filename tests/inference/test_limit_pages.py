@@ -5,28 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from inference.services.ledger import record_usage
 from tenants.models import ApiKey, Role
 from tenants.services import add_member
-from tests.factories import TEST, Cast, make_cast, make_key, make_user
+from tests.factories import TEST, make_key, make_user, signed_in
 from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def client_of(user) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def test_a_limit_is_tried_on_the_traffic_that_was(cast):
@@ -45,7 +33,7 @@ def test_a_limit_is_tried_on_the_traffic_that_was(cast):
                 for number in range(count)
             ]
         )
-    owner, url = client_of(cast.owner), reverse("try_limit", args=[cast.tenant.public_id])
+    owner, url = signed_in(cast.owner), reverse("try_limit", args=[cast.tenant.public_id])
     assert "Refused" not in owner.get(url).content.decode()
     asked = {"metric": "requests", "amount": "2", "per": "3600", "days": "7"}
     page = owner.get(url, asked).content.decode()
@@ -75,7 +63,7 @@ def test_a_limit_is_tried_on_the_traffic_that_was(cast):
 def test_what_can_not_be_a_limit_is_said(cast, given, said):
     url = reverse("try_limit", args=[cast.tenant.public_id])
     asked = {"metric": "requests", "amount": "2", "per": "3600", "days": "7", **given}
-    page = client_of(cast.owner).get(url, asked).content.decode()
+    page = signed_in(cast.owner).get(url, asked).content.decode()
     assert said in page
     assert 'role="alert"' in page
     assert "<dt>Refused</dt>" not in page
@@ -85,13 +73,13 @@ def test_what_can_not_be_a_limit_is_said(cast, given, said):
 def test_who_sets_no_limits_tries_none(cast, role):
     person = make_user()
     add_member(actor=TEST, tenant=cast.tenant, user=person, role=role)
-    client = client_of(person)
+    client = signed_in(person)
     assert client.get(reverse("try_limit", args=[cast.tenant.public_id])).status_code == 403
     assert b"Try a limit" not in client.get(reverse("limits", args=[cast.tenant.public_id])).content
 
 
 def test_a_key_is_told_to_wait_instead_of_being_refused(cast):
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     keys = reverse("keys", args=[cast.tenant.public_id])
     owner.post(keys, {"name": "patient", "lifetime": "0", "over_a_rate": "wait"})
     owner.post(keys, {"name": "hasty", "lifetime": "0"})

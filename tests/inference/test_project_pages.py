@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 
 from tenants.models import AuditEntry, Project, Role
 from tenants.principal import LimitMetric
 from tenants.services import add_member, create_project
-from tests.factories import TEST, Cast, make_cast, make_key, make_user, set_limit
+from tests.factories import TEST, make_key, make_user, set_limit, signed_in
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def client_of(user) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def test_projects_are_made_renamed_and_deleted_when_empty(cast):
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     url = reverse("projects", args=[cast.tenant.public_id])
     assert "No projects yet" in owner.get(url).content.decode()
     made = owner.post(url, {"name": "<i>Support</i>"}, follow=True).content.decode()
@@ -54,7 +42,7 @@ def test_who_may_only_look_makes_none(cast):
     person = make_user()
     add_member(actor=TEST, tenant=cast.tenant, user=person, role=Role.VIEWER)
     row = create_project(actor=TEST, tenant=cast.tenant, name="Support")
-    viewer = client_of(person)
+    viewer = signed_in(person)
     page = viewer.get(reverse("projects", args=[cast.tenant.public_id])).content.decode()
     assert "Support" in page
     assert "Create project" not in page
@@ -68,7 +56,7 @@ def test_the_limits_page_tells_the_tiers_the_tenants_and_the_keys(cast):
     set_limit(cast.tenant.tier, LimitMetric.CONCURRENCY, 32)
     key = make_key(cast.tenant, name="nightly").api_key
     set_limit(key, LimitMetric.TOKENS, 5000)
-    page = client_of(cast.member).get(reverse("limits", args=[cast.tenant.public_id])).content.decode()
+    page = signed_in(cast.member).get(reverse("limits", args=[cast.tenant.public_id])).content.decode()
     assert "600 of 600" in page
     assert "of the tier" in page
     assert "nightly" in page

@@ -17,13 +17,8 @@ from tenants.models import Tenant
 from tenants.principal import Calendar, LimitMetric
 from tenants.quotas.gauges import forecast
 from tenants.quotas.types import BucketState
-from tests.factories import Cast, a_budget, a_limit, make_cast, make_key, make_tenant
+from tests.factories import Cast, a_budget, a_limit, make_key, make_tenant
 from tests.inference.test_console import record, signed_in
-
-
-@pytest.fixture
-def cast(db: None) -> Cast:
-    return make_cast()
 
 
 def test_pages_of_the_log_hold_each_request_once(cast: Cast):

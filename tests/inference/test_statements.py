@@ -8,7 +8,6 @@ import re
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 from pypdf import PdfReader
 
@@ -18,7 +17,7 @@ from inference.services.ledger import adjust_usage, record_usage
 from inference.statements import statement_of
 from tenants.models import ModelPrice
 from tenants.services import create_project
-from tests.factories import TEST, make_key, make_tenant, make_user
+from tests.factories import TEST, make_key, make_tenant, make_user, signed_in
 from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,12 +63,6 @@ def tenant(owner):
     return tenant
 
 
-def client_of(person) -> Client:
-    client = Client()
-    client.force_login(person)
-    return client
-
-
 def test_the_months_add_up_to_the_ledger(tenant):
     """FAULTS 64: in days of the tenant's zone, so that no request falls between two statements."""
     records = list(UsageRecord.objects.for_tenant(tenant))
@@ -88,16 +81,16 @@ def test_what_the_page_shows_adds_up(tenant, owner):
     adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-1_234_567, reason="Sorry <b>")
     month = UsageRecord.objects.for_tenant(tenant).order_by("day").last().day
     url = reverse("statement", args=[tenant.public_id])
-    page = client_of(owner).get(url, {"month": f"{month:%Y-%m}"}).content.decode()
+    page = signed_in(owner).get(url, {"month": f"{month:%Y-%m}"}).content.decode()
     shown = [cell.replace("$", "").replace(",", "") for cell in re.findall(r'num">(-?\$[\d,.]+)<', page)]
     amounts = [round(float(cell) * 1e6) for cell in shown]
     *lines, usage, adjustments, total = amounts
     assert sum(lines) == usage + adjustments == total == statement_of(tenant, month).total_microusd
-    today = client_of(owner).get(url).content.decode()
+    today = signed_in(owner).get(url).content.decode()
     assert "Sorry &lt;b&gt;" in today
     assert "-$1.234567" in today
     for bad in ("2026-13", "x", "0001-01", "9999-12"):
-        assert client_of(owner).get(url, {"month": bad}).status_code == 404
+        assert signed_in(owner).get(url, {"month": bad}).status_code == 404
 
 
 def test_the_pdf_says_what_the_page_says(tenant, owner):
@@ -116,8 +109,8 @@ def test_the_pdf_says_what_the_page_says(tenant, owner):
     )  # fmt: skip
     month = UsageRecord.objects.for_tenant(tenant).order_by("day").last().day
     url, query = reverse("statement", args=[tenant.public_id]), {"month": f"{month:%Y-%m}"}
-    page = client_of(owner).get(url, query).content.decode()
-    answer = client_of(owner).get(reverse("statement_file", args=[tenant.public_id]), query)
+    page = signed_in(owner).get(url, query).content.decode()
+    answer = signed_in(owner).get(reverse("statement_file", args=[tenant.public_id]), query)
     assert answer.headers["Content-Type"] == "application/pdf"
     assert f"statement-acme-{month:%Y-%m}.pdf" in answer.headers["Content-Disposition"]
     pages = PdfReader(io.BytesIO(answer.content)).pages
@@ -129,13 +122,13 @@ def test_the_pdf_says_what_the_page_says(tenant, owner):
     assert re.findall(r"-?\$[\d,]+\.\d{6}", text) == shown
     assert '#panic("x") *Жук* <b>' in text.replace("\n", " ")
     assert (
-        client_of(owner).get(reverse("statement_file", args=[tenant.public_id]), {"month": "x"}).status_code
+        signed_in(owner).get(reverse("statement_file", args=[tenant.public_id]), {"month": "x"}).status_code
         == 404
     )
 
 
 def test_a_member_asks_for_a_file_and_fetches_it(tenant, owner):
-    client, url = client_of(owner), reverse("exports", args=[tenant.public_id])
+    client, url = signed_in(owner), reverse("exports", args=[tenant.public_id])
     assert (
         "Choose a format" in client.post(url, {"format": "exe", "days": "30"}, follow=True).content.decode()
     )
@@ -145,4 +138,4 @@ def test_a_member_asks_for_a_file_and_fetches_it(tenant, owner):
     file = client.get(path)
     assert file.headers["Content-Disposition"].startswith("attachment")
     assert file.headers["Cache-Control"] == "no-store"
-    assert client_of(make_user()).get(path).status_code == 404
+    assert signed_in(make_user()).get(path).status_code == 404

@@ -5,31 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from tenants.models import AuditEntry, Project
 from tenants.principal import LimitMetric
 from tenants.support import LASTS, visit_of
-from tests.factories import Cast, make_cast, make_key, make_tenant, make_user, set_limit
+from tests.factories import make_key, make_tenant, make_user, set_limit, signed_in
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def client_of(user) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def test_an_operator_looks_in_changes_nothing_and_leaves(cast):
-    operator = client_of(cast.operator)
+    operator = signed_in(cast.operator)
     overview = reverse("overview", args=[cast.tenant.public_id])
     ask = reverse("admin_support", args=[cast.tenant.public_id])
     assert operator.get(overview).status_code == 404
@@ -56,7 +44,7 @@ def test_an_operator_looks_in_changes_nothing_and_leaves(cast):
 
 
 def test_a_visit_ends_by_itself_and_with_the_operators_rights(cast):
-    operator = client_of(cast.operator)
+    operator = signed_in(cast.operator)
     operator.post(reverse("admin_support", args=[cast.tenant.public_id]), {"reason": "a look"})
     session = operator.session
     assert visit_of(cast.operator, session) is not None
@@ -71,16 +59,16 @@ def test_a_visit_ends_by_itself_and_with_the_operators_rights(cast):
 def test_nobody_else_may_look_in(cast):
     for person in (cast.owner, make_user(is_staff=True)):
         url = reverse("admin_support", args=[cast.other_tenant.public_id])
-        assert client_of(person).post(url, {"reason": "curious"}).status_code in (302, 403)
+        assert signed_in(person).post(url, {"reason": "curious"}).status_code in (302, 403)
         overview = reverse("overview", args=[cast.other_tenant.public_id])
-        assert client_of(person).get(overview).status_code == 404
+        assert signed_in(person).get(overview).status_code == 404
     assert not AuditEntry.objects.filter(tenant=cast.other_tenant, action="support.began").exists()
 
 
 def test_all_tenants_with_use_and_limits_on_one_page(cast, django_assert_max_num_queries):
     set_limit(cast.tenant, LimitMetric.REQUESTS, 600)
     make_tenant("<b>Ministry</b>")
-    operator = client_of(cast.operator)
+    operator = signed_in(cast.operator)
     url = reverse("admin_usage")
     page = operator.get(url).content.decode()
     assert "600 requests per minute" in page
@@ -89,7 +77,7 @@ def test_all_tenants_with_use_and_limits_on_one_page(cast, django_assert_max_num
     found = operator.get(url, {"q": "ministry"}).content.decode()
     assert cast.tenant.name not in found.split("</form>")[-1]
     assert "No tenant of that name" in operator.get(url, {"q": "\0nobody"}).content.decode()
-    assert client_of(cast.owner).get(url).status_code == 302
+    assert signed_in(cast.owner).get(url).status_code == 302
     for _ in range(30):
         make_tenant()
     with django_assert_max_num_queries(70):

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 
 from inference.models import Alert, AlertKind, WebhookEndpoint
 from tenants.models import AuditEntry, Role
 from tenants.services import add_member
-from tests.factories import TEST, Cast, make_cast, make_key, make_user
+from tests.factories import TEST, make_key, make_user, signed_in
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def client_of(user) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def test_a_tenant_is_renamed_and_moved_to_another_zone(cast):
     url = reverse("settings", args=[cast.tenant.public_id])
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     saved = owner.post(url, {"name": "<b>Ministry</b>", "timezone": "Europe/Berlin"}, follow=True)
     page = saved.content.decode()
     assert "Saved." in page
@@ -47,7 +35,7 @@ def test_a_tenant_is_renamed_and_moved_to_another_zone(cast):
 def test_others_see_settings_and_alerts_and_no_audit_log(cast, role):
     person = make_user()
     add_member(actor=TEST, tenant=cast.tenant, user=person, role=role)
-    client = client_of(person)
+    client = signed_in(person)
     settings = reverse("settings", args=[cast.tenant.public_id])
     alerts = reverse("alerts", args=[cast.tenant.public_id])
     assert b"Save</button>" not in client.get(settings).content
@@ -61,7 +49,7 @@ def test_the_audit_log_is_searched_paged_and_saved(cast):
     for number in range(55):
         make_key(cast.tenant, name=f"key {number:02}")
     make_key(cast.other_tenant, name="not theirs")
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     url = reverse("audit", args=[cast.tenant.public_id])
     first = owner.get(url).content.decode()
     assert "key 54" in first
@@ -84,7 +72,7 @@ def test_alerts_are_listed_and_webhooks_kept(cast):
         tenant=cast.tenant, kind=AlertKind.BUDGET, subject="s", period="2026-11", threshold=80,
         title="80 % of <i>a budget</i> is used", text="Look at it.",
     )  # fmt: skip
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     url = reverse("alerts", args=[cast.tenant.public_id])
     page = owner.get(url).content.decode()
     assert "80 % of &lt;i&gt;a budget" in page
@@ -103,6 +91,6 @@ def test_alerts_are_listed_and_webhooks_kept(cast):
     assert "switched off" in owner.get(one).content.decode()
     assert owner.post(one, {"verb": "steal"}).status_code == 404
     theirs = reverse("webhook", args=[cast.other_tenant.public_id, endpoint.public_id])
-    assert client_of(cast.outsider).post(theirs, {"verb": "delete"}).status_code == 404
+    assert signed_in(cast.outsider).post(theirs, {"verb": "delete"}).status_code == 404
     owner.post(one, {"verb": "delete"})
     assert not WebhookEndpoint.objects.filter(tenant=cast.tenant).exists()

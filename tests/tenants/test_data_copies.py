@@ -8,7 +8,6 @@ import zipfile
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from inference.models import Conversation
@@ -16,28 +15,17 @@ from inference.services.ledger import record_usage
 from tenants.models import AuditEntry, DataCopy, DataCopyState, Role
 from tenants.services import add_member
 from tenants.services.data_copies import ask_for_copy, write_copies
-from tests.factories import TEST, Cast, make_cast, make_key, make_user
+from tests.factories import TEST, Cast, make_key, make_user, signed_in
 from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def cast(db: None) -> Cast:
-    return make_cast()
-
-
-def client_of(user: object) -> Client:
-    client = Client()
-    client.force_login(user)  # type: ignore[arg-type]
-    return client
 
 
 def test_all_of_it_and_nothing_else(cast: Cast):
     key, theirs = make_key(cast.tenant, name="mine"), make_key(cast.other_tenant, name="theirs")
     record_usage([an_event(str(tenant.public_id)) for tenant in (cast.tenant, cast.other_tenant)])
     url = f"/t/{cast.tenant.public_id}/data/"
-    owner = client_of(cast.owner)
+    owner = signed_in(cast.owner)
     owner.post(url)
     owner.post(url)  # one at a time
     assert b"being written" in owner.get(url).content
@@ -75,11 +63,11 @@ def test_for_owners_alone_and_for_a_week(cast: Cast):
     add_member(actor=TEST, tenant=cast.tenant, user=admin, role=Role.ADMIN)
     for user, status in ((admin, 403), (cast.member, 403), (cast.outsider, 404)):
         for path in (url, f"{url}{copy.public_id}/"):
-            assert client_of(user).get(path).status_code == status
+            assert signed_in(user).get(path).status_code == status
     elsewhere = f"/t/{cast.other_tenant.public_id}/data/{copy.public_id}/"
-    assert client_of(cast.outsider).get(elsewhere).status_code == 404
+    assert signed_in(cast.outsider).get(elsewhere).status_code == 404
     write_copies(now=timezone.now() + timedelta(days=8))
-    assert client_of(cast.owner).get(f"{url}{copy.public_id}/").status_code == 404
+    assert signed_in(cast.owner).get(f"{url}{copy.public_id}/").status_code == 404
 
 
 def test_one_that_a_dead_task_left_is_written_by_the_next(cast: Cast):

@@ -33,21 +33,10 @@ from tenants.services.invitations import (
     resend_invitation,
 )
 from tenants.services.members import LastOwner, NotAllowedToManage, change_role, remove_member
-from tests.factories import TEST, Cast, make_cast, make_user
+from tests.factories import TEST, Cast, make_user, signed_in
 
 pytestmark = pytest.mark.django_db
 _addresses = (f"198.51.100.{number}" for number in count(1))
-
-
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def membership(tenant: Tenant, user: User) -> Membership:

@@ -7,12 +7,11 @@ import re
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
-from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from tenants.members import list_service_accounts
-from tenants.models import ApiKey, ApiKeyUse, AuditEntry, Membership, Role, Tenant, User
+from tenants.models import ApiKey, ApiKeyUse, AuditEntry, Membership, Role, Tenant
 from tenants.services import Actor
 from tenants.services.members import remove_member
 from tenants.services.service_accounts import (
@@ -20,20 +19,9 @@ from tenants.services.service_accounts import (
     issue_service_key,
     retire_service_account,
 )
-from tests.factories import TEST, Cast, make_cast
+from tests.factories import TEST, Cast, signed_in
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def test_it_outlives_who_made_it(cast: Cast):

@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from tenants.models import AuditEntry, Membership, Role, TenantSignOn, User
 from tenants.services.sign_on import set_sign_on
-from tests.factories import PASSWORD, TEST, Cast, make_cast, make_user
+from tests.factories import PASSWORD, TEST, Cast, make_user
 from tests.tenants.oidc_provider import CLIENT_ID, CLIENT_SECRET, Provider, running_provider
 
 pytestmark = pytest.mark.django_db
@@ -32,11 +32,6 @@ def provider(the_provider: Provider) -> Provider:
     the_provider.audience = CLIENT_ID
     the_provider.person = {"sub": "42", "email": "ada@acme.example", "email_verified": True, "name": "Ada"}
     return the_provider
-
-
-@pytest.fixture
-def cast() -> Cast:
-    return make_cast()
 
 
 @pytest.fixture

@@ -9,22 +9,11 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from tenants.models import ApiKey, AuditEntry, Role, User
+from tenants.models import ApiKey, AuditEntry, Role
 from tenants.services import KeyLimit, add_member, create_project, key_limits
-from tests.factories import TEST, Cast, make_cast, make_key, make_tier, make_user
+from tests.factories import TEST, Cast, make_key, make_tier, make_user, signed_in
 
 SECRET = re.compile(r"wr_live_\w+_\w+")
-
-
-@pytest.fixture
-def cast(db: None) -> Cast:
-    return make_cast()
-
-
-def signed_in(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def member_with(cast: Cast, role: Role) -> Client:
