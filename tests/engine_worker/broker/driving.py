@@ -18,6 +18,21 @@ async def put(gateway: GatewayBroker, request: GenerateRequest, **bounds: int) -
     return (await gateway.enqueue(request, **bounds)).position
 
 
+async def backdate(redis_url: str, model: str, request_id: str, by_ms: int) -> None:
+    """The request has waited so much longer."""
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        await client.hincrby(f"weir:{{m:{model}}}:req:{request_id}", "created", -by_ms)
+
+
+def name(claim: Claim) -> str:
+    return claim.request.request_id
+
+
+async def claim_one(worker: WorkerBroker) -> Claim:
+    (claim,) = await worker.claim(1)
+    return claim
+
+
 def tokens(claim: Claim, seq: int, *token_ids: int) -> Chunk:
     return Chunk(
         request_id=claim.request.request_id,

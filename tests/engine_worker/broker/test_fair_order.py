@@ -1,41 +1,34 @@
-"""Who goes next: tiers, aging, virtual token counters, promised waits, and claims for which something is put aside."""
+"""Who goes next: tiers, aging, virtual token counters, and claims for which something is put aside."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from engine_worker.broker import Claim, GatewayBroker, Held, QueueFull, WorkerBroker
-from engine_worker.broker.full_queues import FullQueues
+from engine_worker.broker import Claim, GatewayBroker, Held, WorkerBroker
 from engine_worker.protocol import Finish, SamplingParams
-from tests.engine_worker.broker.driving import end_backoffs, lapse_leases, last, publish, put, tokens
+from tests.engine_worker.broker.driving import (
+    backdate,
+    claim_one,
+    end_backoffs,
+    lapse_leases,
+    last,
+    name,
+    publish,
+    put,
+    tokens,
+)
 
 LONG = SamplingParams(max_tokens=100)
-
-
-async def backdate(redis_url: str, model: str, request_id: str, by_ms: int) -> None:
-    """The request has waited so much longer."""
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        await client.hincrby(f"weir:{{m:{model}}}:req:{request_id}", "created", -by_ms)
 
 
 async def counter(redis_url: str, model: str, tenant: str, rank: int = 1) -> float | None:
     async with Redis.from_url(redis_url, protocol=2) as client:
         score: float | None = await client.zscore(f"weir:{{m:{model}}}:served:{rank}", tenant)
     return score
-
-
-def name(claim: Claim) -> str:
-    return claim.request.request_id
-
-
-async def claim_one(worker: WorkerBroker) -> Claim:
-    (claim,) = await worker.claim(1)
-    return claim
 
 
 async def serve(
@@ -258,108 +251,6 @@ async def test_the_most_overdue_of_several_tiers_is_let_pass_first(gateway, work
     await backdate(redis_url, model, "batch", 500_000)
     turns = [name(await claim_one(worker)) for _ in range(8)]
     assert [turns.index("batch"), turns.index("standard")] == [3, 7]
-
-
-async def test_a_wait_that_can_not_be_promised_is_refused_at_once(gateway, worker, make, model, redis_url):
-    await put(gateway, make("r0"), max_wait_ms=60_000)
-    await backdate(redis_url, model, "r0", 25_000)
-    await claim_one(worker)  # one place took 25 s: the second in line would wait about 50, the third 75
-    await put(gateway, make("r1"), max_wait_ms=100_000)
-    await put(gateway, make("r2"), max_wait_ms=100_000)
-    with pytest.raises(QueueFull) as refused:
-        await put(gateway, make("r3"), max_wait_ms=100_000)
-    assert refused.value.scope == "wait"
-    assert 14_000 < refused.value.retry_after_ms < 17_000  # 75 s less the 60 s that are promised of 100 s
-    await put(gateway, make("patient"), max_wait_ms=150_000)
-    await put(gateway, make("other", tenant_id="t2"), max_wait_ms=60_000)  # its own line is empty
-
-
-@pytest.mark.parametrize("found_by", ["claim", "sweep"])
-async def test_one_that_has_waited_as_long_as_was_promised_is_ended_before_it_costs_anything(
-    gateway, worker, make, model, redis_url, found_by
-):
-    """What comes too late is worth nothing: else an overloaded engine works for nobody."""
-    await put(gateway, make("begun"), max_wait_ms=60_000)
-    begun = await claim_one(worker)
-    await worker.release([Held(begun.request.request_id, begun.epoch)], failed=False)
-    await put(gateway, make("late"), max_wait_ms=60_000)
-    await put(gateway, make("fresh"), max_wait_ms=60_000)
-    for request_id in ("begun", "late"):
-        await backdate(redis_url, model, request_id, 61_000)
-    if found_by == "sweep":
-        async with Redis.from_url(redis_url, protocol=2) as client:
-            await client.zincrby(f"weir:{{m:{model}}}:deadlines", -61_000, "late")
-        await gateway.expire(model)
-        assert (await gateway.request_state(model, "late")).state == "finished"
-    # A request that a worker has had goes on: what was made of it would be lost.
-    assert [name(claim) for claim in await worker.claim(3)] == ["begun", "fresh"]
-    state = await gateway.request_state(model, "late")
-    assert (state.state, state.attempts) == ("finished", 0)
-    assert state.finish
-    assert (state.finish.reason, state.finish.prompt_tokens) == ("deadline", 0)
-
-
-async def test_a_flood_of_refusals_asks_the_broker_now_and_then(gateway, worker, make, model, redis_url):
-    line: dict[str, Any] = {"tier_rank": 1, "tenant_id": "t1"}
-    await put(gateway, make("r0"), max_wait_ms=60_000)
-    await backdate(redis_url, model, "r0", 50_000)
-    await claim_one(worker)
-    await put(gateway, make("r1"), max_wait_ms=60_000)
-    gateway.refuse_if_full(model, **line, max_wait_ms=60_000)  # nothing has been refused
-    with pytest.raises(QueueFull) as asked:
-        await put(gateway, make("r2"), max_wait_ms=60_000)
-    with pytest.raises(QueueFull) as known:
-        gateway.refuse_if_full(model, **line, max_wait_ms=60_000)
-    assert known.value.scope == "wait"
-    assert asked.value.retry_after_ms - 1000 <= known.value.retry_after_ms <= asked.value.retry_after_ms
-    # Who is more patient, another tenant and another tier are asked for.
-    gateway.refuse_if_full(model, **line, max_wait_ms=90_000)
-    gateway.refuse_if_full(model, **line | {"tenant_id": "t2"}, max_wait_ms=60_000)
-    gateway.refuse_if_full(model, **line | {"tier_rank": 0}, max_wait_ms=60_000)
-
-
-def test_a_refusal_is_remembered_for_a_tenth_of_the_wait_and_a_second_at_most():
-    now = 0.0
-    full = FullQueues(clock=lambda: now)
-    for number in range(10_000):
-        full.remember(("m", 1, f"t{number}"), 5_000, QueueFull("wait", 7_000))
-    now = 0.49
-    with pytest.raises(QueueFull) as refused:
-        full.check(("m", 1, "t9999"), 5_000)
-    assert refused.value.retry_after_ms == 6_510
-    now = 0.51
-    full.check(("m", 1, "t9999"), 5_000)
-    full.remember(("m", 1, "t0"), 60_000, QueueFull("wait", 7_000))
-    now = 1.52
-    full.check(("m", 1, "t0"), 60_000)
-    # Bounds in requests are asked for each time: one may just have left.
-    full.remember(("m", 1, "t0"), 60_000, QueueFull("tier", 7_000))
-    full.check(("m", 1, "t0"), 60_000)
-
-
-async def test_at_the_onset_of_a_flood_the_whole_queue_s_pace_tells_the_wait(
-    gateway, worker, make, model, redis_url
-):
-    """Each of many tenants has a short line that has never moved: what they wait for is all of them together."""
-    for n in range(10):
-        await put(gateway, make(f"t{n}-0", tenant_id=f"t{n}"), max_wait_ms=60_000)
-    await claim_one(worker)  # others wait from here on
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        await client.decrby(f"weir:{{m:{model}}}:moved", 100_000)
-    await claim_one(worker)  # 100 s later: one in 100 s leaves, and eight wait
-    await put(gateway, make("ninth", tenant_id="t0"), max_wait_ms=1_650_000)
-    with pytest.raises(QueueFull) as refused:
-        await put(gateway, make("eleventh", tenant_id="t0"), max_wait_ms=1_650_000)
-    assert refused.value.scope == "wait"
-    assert 10_000 <= refused.value.retry_after_ms <= 30_000  # 1000 s less the 990 s that are promised
-    await put(gateway, make("patient", tenant_id="t0"), max_wait_ms=3_000_000)
-    while await worker.claim(8):
-        pass
-    # Nothing waits: the time until the next one is no pace.
-    await put(gateway, make("later", tenant_id="t1"), max_wait_ms=60_000)
-    await claim_one(worker)
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        assert await client.exists(f"weir:{{m:{model}}}:moved") == 0
 
 
 async def test_beyond_its_room_a_worker_gets_only_what_is_better_than_what_it_puts_aside(
