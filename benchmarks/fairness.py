@@ -152,9 +152,11 @@ async def realtime_ttft(
     await asyncio.sleep(lead)
     tasks.append(asyncio.create_task(arrivals(REALTIME_PER_S, ["realtime"], REALTIME_SIZE, 0)))
     await asyncio.gather(*tasks)
-    waited = time.monotonic() + 60
-    while tally.open["realtime"] and time.monotonic() < waited:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while tally.open["realtime"]:
+                ended.clear()
+                await ended.wait()
     times = [
         seconds
         for request_id, seconds in tally.first_token_s.items()

@@ -81,7 +81,7 @@ def bench(reads: int) -> dict[str, float]:
     rounds = [(one_round(owner, bound=False), one_round("weir_gateway", bound=True)) for _ in range(ROUNDS)]
     off, on = (statistics.median(values) for values in zip(*rounds, strict=True))
     added = statistics.median(on - off for off, on in rounds)
-    connection.close_pool()  # type: ignore[attr-defined]
+    connection.close_pool()  # type: ignore[attr-defined]  # as above
     return {"read_us": round(off, 1), "read_us_with_row_security": round(on, 1), "added_us": round(added, 1)}
 
 

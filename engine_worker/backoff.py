@@ -20,5 +20,5 @@ class Backoff:
         self._next_s = _MIN_S
 
     async def sleep(self) -> None:
-        await asyncio.sleep(self._next_s * random.uniform(0.5, 1))  # noqa: S311
+        await asyncio.sleep(self._next_s * random.uniform(0.5, 1))  # noqa: S311 - no secret
         self._next_s = min(self._next_s * 2, _MAX_S)

@@ -14,6 +14,7 @@ import sys
 from functools import partial
 
 import torch
+from transformers import PretrainedConfig
 
 from benchmarks.gpu import kernels, models
 from benchmarks.gpu.report import Report
@@ -53,7 +54,16 @@ def main(arguments: list[str]) -> int:
     return int(report.failed)
 
 
-def measure_model(report, roof, name, config, device, dtype, *, tiny) -> None:  # type: ignore[no-untyped-def]
+def measure_model(
+    report: Report,
+    roof: kernels.Roof,
+    name: str,
+    config: PretrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tiny: bool,
+) -> None:
     model = random_model(config, device, dtype)
     report.part(f"decode, {name}", partial(models.decode, report, roof, name, model, tiny=tiny))
     report.part(f"first token, {name}", partial(models.first_token, report, name, model, tiny=tiny))

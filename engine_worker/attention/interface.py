@@ -112,7 +112,9 @@ def attention(
         # An ordinary forward on this module would silently lose causality: there is no mask.
         raise RuntimeError(f"attention {IMPLEMENTATION!r} runs only inside the engine, which passes {PLAN!r}")
     if kwargs.get("s_aux") is not None:
-        raise NotImplementedError("attention with sinks (s_aux) is not supported yet")
+        raise RuntimeError(
+            "attention with sinks (s_aux) is not computed here, and no family that is served has it"
+        )
     layer = module.layer_idx
     assert isinstance(layer, int)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

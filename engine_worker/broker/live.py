@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import deque
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -17,14 +16,13 @@ import msgspec
 from redis.asyncio import Connection
 from redis.exceptions import RedisError
 
+from engine_worker.backoff import Backoff
 from engine_worker.broker.connection import close_pool, lone_connections
 from engine_worker.broker.errors import BrokerUnavailable
 from engine_worker.protocol import PROTOCOL_VERSION, Chunk
 
 _CHUNKS = msgspec.msgpack.Decoder(list[Chunk])
 _PING_INTERVAL_S: Final = 5.0
-_BACKOFF_MIN_S: Final = 0.05
-_BACKOFF_MAX_S: Final = 2.0
 
 
 class Gap:
@@ -126,15 +124,12 @@ class LiveChannel:
             self._arrived.set()
 
     async def _reconnect(self) -> Connection:
-        backoff_s = _BACKOFF_MIN_S
+        backoff = Backoff()
         while True:
-            # Jitter: a fleet of gateways must not come back in one instant.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311
-            try:
+            await backoff.sleep()
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     return await self._subscribe()
-            except (RedisError, OSError, TimeoutError):
-                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
     async def _read(self, connection: Connection) -> None:
         """Until the connection fails. Silence is probed: a peer that vanished without a word says nothing."""

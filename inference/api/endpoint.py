@@ -148,7 +148,7 @@ def endpoint(method: str, *, scope: Scope, **tells: Any) -> Callable[[View], Rou
                 return render_error(request, _as_api_error(error))
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
-        wrapped.operations = (operation,)  # type: ignore[attr-defined]
+        wrapped.operations = (operation,)  # type: ignore[attr-defined]  # in the same way
         return wrapped
 
     return decorate

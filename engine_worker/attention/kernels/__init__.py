@@ -9,7 +9,7 @@ What lies in blocks, or parts of blocks, outside a sequence is never read: NaN t
 """
 
 try:
-    import triton  # noqa: F401
+    import triton  # noqa: F401 - only whether it is there
 except ImportError as error:
     raise ImportError(
         "the Triton attention kernels need the package 'triton' (Linux only; CUDA builds of torch bring it)"
