@@ -20,6 +20,7 @@ from inference.fleet import served_models
 from inference.services.model_check import PROMPT_MAX, Checked, check_model
 from inference.views import api_example
 from tenants.client_address import client_address
+from tenants.member_views import NewPersonForm
 from tenants.models import Tier, User
 from tenants.principal_selectors import tier_spec
 from tenants.row_security import bind_operator
@@ -37,16 +38,10 @@ _ANSWERED = "setup_model_answered"
 """Session key: a model answered this operator's test prompt."""
 
 
-class OperatorForm(forms.Form):
+class OperatorForm(NewPersonForm):
+    field_order = ("email",)
     email = forms.EmailField(
         label="E-mail address", widget=forms.EmailInput(attrs={"autocomplete": "username", "autofocus": True})
-    )
-    password = forms.CharField(
-        label="Password",
-        strip=False,
-        max_length=200,
-        help_text="At least ten characters.",
-        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
     )
 
 
