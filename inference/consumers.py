@@ -87,7 +87,10 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         except ApiError as error:
             await self._error(_id_in(text_data), error)
         except BrokerUnavailable:
-            await self._error(_id_in(text_data), Overloaded("The queue can't be reached at the moment."))
+            await self._error(
+                _id_in(text_data),
+                Overloaded("The queue can't be reached at the moment.", code="queue_unavailable"),
+            )
 
     def _begin(self, frame: frames.Start | frames.Resume) -> None:
         if frame.id in self._tasks:
@@ -115,7 +118,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         except AuthError as error:
             await self._error(frame.id, NotAllowed(str(error), code=error.code))
         except BrokerUnavailable:
-            await self._error(frame.id, Overloaded("The queue can't be reached at the moment."))
+            await self._error(
+                frame.id, Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
+            )
         except Exception:
             log.exception("chat_failed")
             await self._error(frame.id, GenerationFailed("The server had an error.", code="internal_error"))

@@ -7,6 +7,7 @@ ApiError
 ├── MethodNotAllowed     405
 ├── TooLarge             413
 ├── UnsupportedMedia     415
+├── Cancelled            409  somebody cancelled it while it ran: x-should-retry is false
 ├── Unprocessable        422  an idempotency key that stands for another request
 ├── Unauthenticated      401
 ├── RateLimited          429  a limit binds for now; carries retry_after_ms
@@ -79,6 +80,16 @@ class MethodNotAllowed(ApiError):
 class Conflict(ApiError):
     status = 409
     type = "invalid_request_error"
+
+
+class Cancelled(ApiError):
+    status = 409
+    type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        # SDKs try again what has this status, and would run what somebody has just ended.
+        headers = {"x-should-retry": "false"}
+        super().__init__("The request was cancelled.", code="request_cancelled", headers=headers)
 
 
 class TooLarge(ApiError):

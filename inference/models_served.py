@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -46,7 +47,8 @@ class ServedModel:
 class ModelCatalogue:
     """One per event loop. Rendering and tokenising run in `executor`, which it owns."""
 
-    def __init__(self, broker: GatewayBroker, policy: SitePolicy) -> None:
+    def __init__(self, broker: GatewayBroker, policy: SitePolicy, *, expected: Collection[str] = ()) -> None:
+        self._expected = frozenset(expected)
         self._policy = policy
         self._broker = broker
         self._models: dict[str, ServedModel] = {}
@@ -89,10 +91,11 @@ class ModelCatalogue:
             raise _not_found(asked)
         rule = policy.rules.get(name)
         if rule is None:
-            return await self._get(name, asked)
-        return _ruled(await self._get(rule.target or name, asked), name, rule)
+            return await self._get(name, asked, is_expected=name in self._expected)
+        return _ruled(await self._get(rule.target or name, asked, is_expected=True), name, rule)
 
-    async def _get(self, name: str, asked: str) -> ServedModel:
+    async def _get(self, name: str, asked: str, *, is_expected: bool) -> ServedModel:
+        """`is_expected`: the operator names it, so that it is only not here yet where no worker has registered it."""
         self._refresh_if_stale()
         model = self._models.get(name)
         if model is None or not self._is_alive(name):
@@ -104,9 +107,9 @@ class ModelCatalogue:
                 code="model_unavailable",
                 retry_after_ms=60_000,
             )
-        if model is None:
+        if model is None and not is_expected:
             raise _not_found(asked)
-        if not self._is_alive(name):
+        if model is None or not self._is_alive(name):
             raise Overloaded(
                 f"No worker serves '{name}' at the moment. Try again shortly.",
                 code="model_unavailable",
@@ -147,7 +150,9 @@ class ModelCatalogue:
         try:
             await asyncio.shield(self._refresh)
         except BrokerUnavailable as error:
-            raise Overloaded("The models can't be looked up at the moment. Try again shortly.") from error
+            raise Overloaded(
+                "The models can't be looked up at the moment. Try again shortly.", code="queue_unavailable"
+            ) from error
 
     async def _read_cards(self) -> None:
         cards = await self._broker.model_cards()

@@ -28,7 +28,9 @@ def live_state(request: HttpRequest) -> HttpResponse:
     try:
         state = async_to_sync(read_live_state)()
     except BrokerUnavailable:
-        return render_error(request, Overloaded("The queue can't be reached at the moment."))
+        return render_error(
+            request, Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
+        )
     response = HttpResponse(msgspec.json.encode(state), content_type="application/json")
     response.headers["Cache-Control"] = "no-store"
     return response

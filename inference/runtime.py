@@ -63,7 +63,7 @@ class Runtime:
         self.quotas = QuotaStore(settings.REDIS_URL, recall=recall_from_ledger)
         self.streams = LiveStreams(self.broker, self.gateway_id)
         self.policy = SitePolicy()
-        self.models = ModelCatalogue(self.broker, self.policy)
+        self.models = ModelCatalogue(self.broker, self.policy, expected=settings.EXPECTED_MODELS)
         self.detached = Detached(self.broker, self.streams.channel)
         self.tenants = TenantWatch()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -209,8 +209,14 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, AuthError):
         kind = NotAllowed if error.status == 403 else Unauthenticated
         return kind(str(error), code=error.code)
-    if isinstance(error, BrokerUnavailable | QuotaUnavailable):
-        return Overloaded("A part of the service can't be reached at the moment. Try again shortly.")
+    if isinstance(error, BrokerUnavailable):
+        return Overloaded(
+            "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"
+        )
+    if isinstance(error, QuotaUnavailable):
+        return Overloaded(
+            "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
+        )
     if isinstance(error, RequestDataTooBig):
         return TooLarge("The body is too large.", code="request_too_large")
     if isinstance(error, UnreadablePostError):

@@ -1,4 +1,4 @@
-"""`GET /v1/requests/{id}`: where a request stands; `.../stream`: its answer from where a connection broke off."""
+"""`/v1/requests/{id}`: where a request stands; `.../cancel`; `.../stream`: its answer from where a connection broke."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import msgspec
 from asgiref.sync import sync_to_async
 from django.http import HttpResponse, StreamingHttpResponse
 
+from engine_worker.broker import RequestState
 from engine_worker.protocol import Chunk
 from inference.api.chat_completions import ChatShape
 from inference.api.completions import TextShape
 from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import Position, events_of
-from inference.errors import InvalidRequest, NotFound
+from inference.errors import Conflict, InvalidRequest, NotFound
 from inference.models_served import ServedModel
 from inference.schemas.answers import ChatCompletionChunk, Completion
 from inference.schemas.chat import ChatCompletionRequest
@@ -47,18 +48,30 @@ class RequestStatus(msgspec.Struct, kw_only=True):
 @endpoint("GET", scope=Scope.INFERENCE, answer=RequestStatus, errors=(404,))
 async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
     """Where a request stands, also in the queue."""
-    model, state = await find_request(call.runtime, call.principal, request_id)
-    return call.respond(
-        RequestStatus(
-            id=request_id,
-            model=model,
-            status=state.state,
-            position=state.position,
-            attempts=state.attempts,
-            completion_tokens=state.tokens,
-            finish_reason=state.finish.reason if state.finish else None,
-            queue_ms=state.queued_ms,
-        )
+    return call.respond(_status(request_id, *await find_request(call.runtime, call.principal, request_id)))
+
+
+@endpoint("POST", scope=Scope.INFERENCE, answer=RequestStatus, errors=(404, 409))
+async def cancel_request(call: ApiCall, request_id: str) -> HttpResponse:
+    """Ends a request: one that waits at once, one that runs with its worker's next step. What has ended stays so."""
+    if request_id.startswith("batch-"):
+        raise Conflict("This request is a line of a batch: cancel the batch.", param="request_id")
+    model, _ = await find_request(call.runtime, call.principal, request_id)
+    await call.runtime.broker.cancel(model, request_id)
+    state = await find_request(call.runtime, call.principal, request_id, model=model)
+    return call.respond(_status(request_id, *state))
+
+
+def _status(request_id: str, model: str, state: RequestState) -> RequestStatus:
+    return RequestStatus(
+        id=request_id,
+        model=model,
+        status=state.state,
+        position=state.position,
+        attempts=state.attempts,
+        completion_tokens=state.tokens,
+        finish_reason=state.finish.reason if state.finish else None,
+        queue_ms=state.queued_ms,
     )
 
 
@@ -91,7 +104,9 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
     """An answer's events from where a connection broke off."""
     asked = call.query(StreamQuery)
     read_to = _position(call, asked)
-    model_name, _ = await find_request(call.runtime, call.principal, request_id)
+    model_name, state = await find_request(call.runtime, call.principal, request_id)
+    if state.finish is not None and read_to.next_seq > state.tokens:
+        raise _beyond_the_end(read_to, state.tokens)
     model = await call.runtime.models.get(model_name, kind="generate")
     generation = await resume(
         call.runtime, call.principal, request_id, model=model_name, from_seq=read_to.next_seq
@@ -99,6 +114,9 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
     shape = _shape(asked, generation, model)
 
     def render(index: int, chunk: Chunk) -> Sequence[Any]:
+        # Not before its end: a queue that lost its last second makes the same tokens again.
+        if chunk.finish is not None and read_to.next_seq > chunk.finish.completion_tokens:
+            raise _beyond_the_end(read_to, chunk.finish.completion_tokens)
         if read_to.is_after_end and chunk.finish is not None:
             chunk = msgspec.structs.replace(chunk, text="", logprobs=None)  # the client has its text
         return shape.events(index, chunk)
@@ -119,7 +137,18 @@ def _position(call: ApiCall, asked: StreamQuery) -> Position:
     try:
         return Position.parse(text) if text else Position()
     except ValueError as error:
-        raise InvalidRequest("Last-Event-ID is the id of the last event that you read.") from error
+        raise InvalidRequest(
+            f"Last-Event-ID is {text[:40]!r}: give the id of the last event that you read, such as '12'.",
+            param="Last-Event-ID",
+        ) from error
+
+
+def _beyond_the_end(read_to: Position, tokens: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"Last-Event-ID is '{read_to}', but the answer ends after token {tokens}: give the id of the last event that "
+        "you read.",
+        param="Last-Event-ID",
+    )
 
 
 def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> ChatShape | TextShape:

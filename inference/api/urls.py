@@ -15,7 +15,7 @@ from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
 from inference.api.openapi import ApiDocument
 from inference.api.quota import quota, try_out
-from inference.api.requests import explain_request, resume_stream, retrieve_request
+from inference.api.requests import cancel_request, explain_request, resume_stream, retrieve_request
 from inference.api.responses import cancel_response, list_input_items, response, responses
 from inference.api.tokenise import detokenize, tokenize
 from inference.errors import NotFound
@@ -51,6 +51,7 @@ _routes = [
     path("tokenize", tokenize, name="tokenize"),
     path("detokenize", detokenize, name="detokenize"),
     path("requests/<str:request_id>", retrieve_request, name="request"),
+    path("requests/<str:request_id>/cancel", cancel_request, name="cancel-request"),
     path("requests/<str:request_id>/explain", explain_request, name="explain-request"),
     path("requests/<str:request_id>/stream", resume_stream, name="request-stream"),
     path("models", list_models, name="models"),

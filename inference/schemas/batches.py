@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from inference.models import Batch, BatchStatus, StoredFile
+from inference.schemas.sampling import Metadata
 
 
 class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input_file_id: Annotated[str, Meta(min_length=1, max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
 class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

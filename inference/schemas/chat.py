@@ -11,6 +11,7 @@ from engine_worker.protocol import LOGPROBS_MAX
 from inference.errors import InvalidRequest
 from inference.schemas.sampling import (
     Choices,
+    Metadata,
     Priority,
     SamplingFields,
     ServiceTier,
@@ -18,19 +19,24 @@ from inference.schemas.sampling import (
     refuse_unsupported,
 )
 from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
-from inference.schemas.tools import NamedTool, Tool, ToolCallMade, ToolChoice
+from inference.schemas.tools import AllowedTools, NamedTool, Tool, ToolCallMade, ToolChoice
 
 _MAX_TOKENS = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+class TextPart(msgspec.Struct, tag="text", forbid_unknown_fields=True):
     text: str
+
+
+class RefusalPart(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
+    """Of the assistant's, as another service gave it: its words are the message's."""
+
+    refusal: str
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -39,10 +45,15 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     function_call: Any = None
 
+    @property
+    def holds_refusal(self) -> bool:
+        parts = self.content if isinstance(self.content, list) else ()
+        return bool(self.refusal) or any(isinstance(part, RefusalPart) for part in parts)
+
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+            return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in self.content)
+        return self.content or self.refusal or ""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +70,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     """So many tiers after the key's own; 0 is that."""
     # Accepted; they change nothing in the answer.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -96,7 +107,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
                     f"messages[{index}] answers a tool call: it needs 'tool_call_id'.",
                     param=f"messages[{index}].tool_call_id",
                 )
-            if message.content is None and not message.tool_calls:
+            if message.role != "assistant" and message.holds_refusal:
+                raise InvalidRequest(
+                    f"messages[{index}] holds a refusal: only the assistant's messages may.",
+                    param=f"messages[{index}]",
+                )
+            if message.content is None and not message.tool_calls and not message.refusal:
                 raise InvalidRequest(
                     f"messages[{index}] has no 'content': give a string or a list of text parts.",
                     param=f"messages[{index}].content",
@@ -121,19 +137,22 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
             return [] if self.tool_choice == "none" else tools
         if not tools:
             raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+        wanted = _tools_named(self.tool_choice)
+        if missing := [name for name in wanted if name not in names]:
             raise InvalidRequest(
-                f"'tool_choice' names {self.tool_choice.function.name!r}, which is not among 'tools'.",
-                param="tool_choice",
+                f"'tool_choice' names {missing[0]!r}, which is not among 'tools'.", param="tool_choice"
             )
+        if isinstance(self.tool_choice, AllowedTools):
+            return [tool for tool in tools if tool.function.name in wanted]
         return tools
 
     def forced_tools(self) -> list[Tool]:
         """One of which must be called."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool for tool in self.active_tools() if tool.function.name == name]
-        return self.active_tools() if self.tool_choice == "required" else []
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [tool for tool in self.active_tools() if tool.function.name == choice.function.name]
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+        return self.active_tools() if mode == "required" else []
 
     def logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -153,6 +172,14 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     @property
     def wants_usage_chunk(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _tools_named(choice: ToolChoice | None) -> list[str]:
+    if isinstance(choice, NamedTool):
+        return [choice.function.name]
+    if isinstance(choice, AllowedTools):
+        return [tool.function.name for tool in choice.allowed_tools.tools]
+    return []
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -95,6 +95,10 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: JsonOutput | None = None
 
 
+class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
 class Prompt(msgspec.Struct, kw_only=True):
     """What is counted: the part that becomes the prompt."""
 
@@ -158,7 +162,7 @@ class MessageRequest(Prompt, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: MessageMetadata | None = None
     """Accepted; it changes nothing in the answer."""
     # Ours, as in chat completions.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -243,5 +247,5 @@ def _tool(tool: MessageTool) -> Tool:
 
 def _tool_choice(choice: MessageToolChoice) -> Literal["none", "auto", "required"] | NamedTool:
     if choice.type == "tool":
-        return NamedTool("function", FunctionNamed(choice.name or ""))
+        return NamedTool(FunctionNamed(choice.name or ""))
     return "required" if choice.type == "any" else choice.type

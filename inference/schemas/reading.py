@@ -12,7 +12,9 @@ from inference.errors import InvalidRequest
 from inference.schemas.choices_of import choices_of
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
-_PATH = re.compile(r" - at `\$\.?(?:\[\.\.\.\])?(.*)`$")
+_PATH = re.compile(r" - at (?:`(?P<key>key)` in )?`\$\.?(?:\[\.\.\.\])?(?P<path>.*)`$")
+_TYPES = re.compile(r"\b(expected|got) `([^`]*)`", re.IGNORECASE)
+_JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_CHOICE = re.compile(r"invalid (?:enum )?value ")
 _NAMED_FIELD = re.compile(r"(?:unknown field|missing required field) `(\w+)`")
@@ -74,8 +76,8 @@ def _reason(body: bytes, error: Exception) -> str:
 
 
 def _param(message: str) -> str | None:
-    path = _PATH.search(message)
-    parts = [path[1]] if path and path[1] else []
+    path = _path(message)
+    parts = [path.removesuffix("[...]")] if path else []
     if named := _NAMED_FIELD.search(message):
         parts.append(named[1])
     return ".".join(parts) or None
@@ -84,16 +86,33 @@ def _param(message: str) -> str | None:
 def _sentence(message: str, kind: Any) -> str:
     """msgspec's message without its notation for paths; `param` says where."""
     said = _said(message, kind)
-    path = _PATH.search(message)
-    if path and path[1]:
-        return f"Invalid '{path[1]}': {said}."
-    return f"{said[0].upper()}{said[1:]}."
+    path = _path(message)
+    if not path:
+        return f"{said[0].upper()}{said[1:]}."
+    found = _PATH.search(message)
+    if found and found["key"]:
+        return f"Invalid key in '{path}': {said}."
+    if path.endswith("[...]"):  # msgspec does not say under which key
+        return f"Invalid value in '{path.removesuffix('[...]')}': {said}."
+    return f"Invalid '{path}': {said}."
+
+
+def _path(message: str) -> str:
+    """Of the field at fault, as msgspec writes it; "": the body itself."""
+    found = _PATH.search(message)
+    return found["path"] if found else ""
 
 
 def _said(message: str, kind: Any) -> str:
-    text = _PATH.sub("", message).replace("`", "'")
+    text = _TYPES.sub(lambda found: f"{found[1]} `{_in_json(found[2])}`", _PATH.sub("", message))
+    text = text.replace("`", "'")
     text = f"{text[0].lower()}{text[1:]}"
-    path = _PATH.search(message)
-    if path and _NO_CHOICE.match(text) and (words := choices_of(kind, path[1])):
+    path = _path(message)
+    if path and _NO_CHOICE.match(text) and (words := choices_of(kind, path)):
         text += f": use {' or '.join(repr(word) for word in words)}"
     return text
+
+
+def _in_json(types: str) -> str:
+    """Python's names of types as JSON has them."""
+    return " or ".join(_JSON_WORDS.get(name, name) for name in types.split(" | "))

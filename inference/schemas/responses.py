@@ -14,16 +14,20 @@ from msgspec import Meta
 from inference.errors import InvalidRequest
 from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.reading import read_value
-from inference.schemas.sampling import ServiceTier, refuse_unsupported
+from inference.schemas.sampling import Metadata, ServiceTier, refuse_unsupported
 from inference.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from inference.schemas.tools import (
+    Allowance,
+    AllowedTools,
     FunctionCalled,
     FunctionDefinition,
     FunctionName,
     FunctionNamed,
     NamedTool,
     Tool,
+    ToolAllowed,
     ToolCallMade,
+    ToolChoice,
 )
 
 
@@ -44,15 +48,23 @@ class OutputText(msgspec.Struct, tag="output_text", kw_only=True, forbid_unknown
     logprobs: list[Any] | None = None
 
 
+class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
+    """Of the assistant's, as another service gave it: its words are the message's."""
+
+    refusal: str
+
+
 class MessageItem(msgspec.Struct, tag="message", kw_only=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText]
+    content: str | list[InputText | OutputText | Refusal]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
 
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
 
 
 class CallItem(msgspec.Struct, tag="function_call", kw_only=True, forbid_unknown_fields=True):
@@ -84,9 +96,23 @@ class ResponseTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseToolNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseToolNamed(msgspec.Struct, tag="function", kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ResponseToolAllowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["function"]
     name: str
+
+
+class ResponseAllowedTools(msgspec.Struct, tag="allowed_tools", kw_only=True, forbid_unknown_fields=True):
+    """As in chat completions: the model is told of these of `tools`, and of no others."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseToolAllowed], Meta(min_length=1, max_length=128)]
+
+
+ResponseToolChoice: TypeAlias = Literal["none", "auto", "required"] | ResponseToolNamed | ResponseAllowedTools
 
 
 class SchemaText(
@@ -121,7 +147,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolNamed | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     background: bool | None = None
@@ -132,7 +158,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: ServiceTier | None = None
     """As in chat completions."""
     # Accepted; they change nothing in the answer.
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -221,11 +247,12 @@ def _tool(tool: ResponseTool) -> Tool:
     return Tool("function", FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _tool_choice(
-    choice: Literal["none", "auto", "required"] | ResponseToolNamed | None,
-) -> Literal["none", "auto", "required"] | NamedTool | None:
+def _tool_choice(choice: ResponseToolChoice | None) -> ToolChoice | None:
     if isinstance(choice, ResponseToolNamed):
-        return NamedTool("function", FunctionNamed(choice.name))
+        return NamedTool(FunctionNamed(choice.name))
+    if isinstance(choice, ResponseAllowedTools):
+        allowed = [ToolAllowed("function", FunctionNamed(tool.name)) for tool in choice.tools]
+        return AllowedTools(Allowance(choice.mode, allowed))
     return choice
 
 

@@ -18,6 +18,10 @@ BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ServiceTier: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32)]
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+"""What clients note of a request for themselves: as in OpenAI's specification."""
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 STOPS_MAX = 4

@@ -27,12 +27,29 @@ class FunctionNamed(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, tag="function", forbid_unknown_fields=True):
+    function: FunctionNamed
+
+
+class ToolAllowed(msgspec.Struct, forbid_unknown_fields=True):
+    """A named tool where nothing else may stand: msgspec asks for a tag only where it tells kinds apart."""
+
     type: Literal["function"]
     function: FunctionNamed
 
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+class Allowance(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolAllowed], Meta(min_length=1, max_length=128)]
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools", forbid_unknown_fields=True):
+    """The model is told of these of `tools`, and of no others."""
+
+    allowed_tools: Allowance
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class FunctionCalled(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from engine_worker.broker import BrokerUnavailable
 from engine_worker.protocol import Chunk, Finish, FinishReason, charged_prompt_tokens
 from inference.errors import (
     ApiError,
+    Cancelled,
     DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
@@ -176,7 +177,7 @@ class Generation:
         if finish.reason == FinishReason.CANCELLED and self._is_barred:
             return NotAllowed(TenantSuspended.message, code=TenantSuspended.code)
         if finish.reason == FinishReason.CANCELLED:
-            return GenerationFailed("The generation was cancelled.", code="request_cancelled")
+            return Cancelled()
         if finish.error is not None and finish.error.code == "invalid_request":
             return InvalidRequest(finish.error.message)
         message = finish.error.message if finish.error else "The engine failed while generating this answer."

@@ -293,9 +293,13 @@ def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
         return queue_refusal(error)
     if isinstance(error, QuotaUnavailable):
-        return Overloaded("Quotas can't be checked at the moment. Try again shortly.")
+        return Overloaded(
+            "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
+        )
     if isinstance(error, DuplicateRequestId | ReservationClosed):
         return Conflict("A request with this id exists already.", code="duplicate_request_id")
     if isinstance(error, BrokerUnavailable):
-        return Overloaded("The queue can't be reached at the moment. Try again shortly.")
+        return Overloaded(
+            "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"
+        )
     return None

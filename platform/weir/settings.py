@@ -347,6 +347,9 @@ MODEL = env.text("WEIR_MODEL", "smollm2-135m-instruct")
 MODEL_NAME = env.text("WEIR_MODEL_NAME", "")
 """What clients call it; unset, the last part of WEIR_MODEL."""
 
+EXPECTED_MODELS = env.items("WEIR_EXPECTED_MODELS", [])
+"""Asked for before a worker has registered them they are on their way, and not unknown. `up` names its own."""
+
 DEMO = env.flag("WEIR_DEMO", True)
 """`up` makes an operator, a tenant and a key; without, whoever opens the link that it prints makes them."""
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -151,8 +151,11 @@ def _web_and_background(plan: Plan) -> tuple[Command, ...]:
     celery = ("-W", "ignore:You're running the worker", "-m", "celery", "-q", "-A", "weir.celery")
     schedule = str(plan.var_dir / "run" / "celerybeat-schedule")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+    gateway = plan.python("gateway", *server_arguments(plan.server, host=plan.host, port=plan.port))
+    others = os.environ.get("WEIR_EXPECTED_MODELS", "")
+    expected = {"WEIR_EXPECTED_MODELS": ",".join(filter(None, (plan.model_name, others)))}
     return (
-        plan.python("gateway", *server_arguments(plan.server, host=plan.host, port=plan.port)),
+        replace(gateway, env=dict(gateway.env or {}) | expected),
         plan.python("celery", *celery, "worker", "--loglevel", plan.log_level, *quiet, stop_grace_s=30.0),
         plan.python(
             "beat", *celery, "beat", "--loglevel", "WARNING", "--schedule", schedule, "--pidfile", ""

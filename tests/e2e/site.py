@@ -26,6 +26,8 @@ from weir.servers import DAPHNE, server_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "scripted-model"
+LATE_MODEL = "late-model"
+"""The gateways are told of it, and no worker ever brings it."""
 TOKENS_PER_S = 40
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -171,6 +173,7 @@ def running_site(database: dict[str, Any], scratch: Path, *, migrate: bool = Fal
         "WEIR_BASE_URL": f"http://localhost:{port}",
         "DJANGO_SETTINGS_MODULE": "weir.settings",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
+        "WEIR_EXPECTED_MODELS": LATE_MODEL,
         "SCRIPTED_STEP_S": str(1 / TOKENS_PER_S),
     }
     site = Site(port=port, env=env, log=scratch / "site.log")

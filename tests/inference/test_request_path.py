@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import uuid
 from collections import Counter
@@ -84,7 +85,6 @@ async def ask(key: str, model: str, *, stream: bool) -> list[dict[str, Any]]:
     while sent[-1]["type"] != "http.response.body" or sent[-1].get("more_body"):
         sent.append(await client.receive_output(timeout=60))
     await client.wait(timeout=60)
-    assert sent[0]["status"] == 200, sent
     return sent
 
 
@@ -147,6 +147,7 @@ async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, mode
     for stream in (False, True):
         called.clear()
         sent = await ask(key, model, stream=stream)
+        assert sent[0]["status"] == 200, sent
         await settled()
         assert called == {"reserve": 1, "enqueue": 1, "settle": 1}
         assert queries == []
@@ -158,3 +159,22 @@ async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, mode
             continue
         body = b"".join(message.get("body", b"") for message in sent)
         assert body.count(b"data: ") == TOKENS + 3  # the role, the reason, the end
+
+
+async def test_a_redis_that_is_away_has_a_code_of_its_own(key, model, settings):
+    await ask(key, model, stream=False)  # the key is known from now on
+    await close_runtime()
+    settings.REDIS_URL = f"redis://127.0.0.1:{_closed_port()}/0"
+    try:
+        head, body = await ask(key, model, stream=False)
+    finally:
+        await close_runtime()
+    assert head["status"] == 503
+    assert int(dict(head["headers"])[b"Retry-After"]) >= 1
+    assert json.loads(body["body"])["error"]["code"] == "queue_unavailable"
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

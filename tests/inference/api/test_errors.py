@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.principal import LimitMetric, Scope
+from tests.e2e.site import LATE_MODEL
 from tests.factories import make_key, make_tenant, set_limit
 
 CHAT = "chat/completions"
@@ -64,6 +65,17 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
             "messages[0].tool_calls[0].id",
             None,
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+            "messages[0]",
+            None,
+        ),
+        ({"metadata": {"n": 1}}, "metadata", None),
+        ({"metadata": {"n": None}}, "metadata", None),
+        ({"metadata": {"n" * 65: ""}}, "metadata", None),
+        ({"metadata": {"n": "x" * 513}}, "metadata", None),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", None),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type", None),
         ({"model": ""}, "model", None),
         ({"model": None}, "model", None),
     ],
@@ -76,6 +88,23 @@ def test_the_field_is_named(http, model, change, param, code):
     assert (error["param"] or "").startswith(param)
     if code:
         assert error["code"] == code
+
+
+def test_what_would_be_right_is_said_in_jsons_words(http, model):
+    def said(**change: Any) -> str:
+        return error_of(http.post(CHAT, json={"model": model, **GOOD, **change}))["message"]
+
+    assert said(metadata={"n": 1}) == "Invalid value in 'metadata': expected 'string', got 'integer'."
+    assert said(metadata={"n" * 65: ""}) == "Invalid key in 'metadata': expected 'string' of length <= 64."
+    assert said(temperature="warm") == "Invalid 'temperature': expected 'number or null', got 'string'."
+
+
+def test_a_model_that_is_on_its_way_is_not_unknown(site, http):
+    on_its_way = http.post(CHAT, json={"model": LATE_MODEL, **GOOD})
+    assert (on_its_way.status_code, error_of(on_its_way)["code"]) == (503, "model_unavailable")
+    assert int(on_its_way.headers["retry-after"]) >= 1
+    unknown = http.post(CHAT, json={"model": "nope", **GOOD})
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("max_tokens", [8191, 8192])

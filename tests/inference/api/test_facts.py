@@ -42,6 +42,8 @@ def test_every_kind_of_message_and_what_changes_nothing(sdk, key, model):
         },
         {"role": "user", "content": "hello", "name": "ann"},
         {"role": "assistant", "content": "hi", "refusal": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": None, "refusal": "never"},
         {"role": "user", "content": [{"type": "text", "text": "bye"}]},
     ]
     answer = sdk(key).chat.completions.create(
@@ -51,7 +53,7 @@ def test_every_kind_of_message_and_what_changes_nothing(sdk, key, model):
         extra_body={"cache_salt": "x", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "priority": 0},
     )  # fmt: skip
     assert answer.usage.completion_tokens == 3, "max_completion_tokens wins over its older name"
-    text = "developer: Be brief.\nuser: hello\nassistant: hi\nuser: bye\nassistant:"
+    text = "developer: Be brief.\nuser: hello\nassistant: hi\nassistant: no\nassistant: never\nuser: bye\nassistant:"
     assert answer.usage.prompt_tokens == len(text)
     assert answer.system_fingerprint.startswith("fp_")
     assert answer.service_tier == "default"

@@ -207,6 +207,11 @@ def test_a_tool_is_called_and_answered(client, engine_model):
     (call,) = answer.output
     assert (call.type, call.name, answer.status) == ("function_call", "water_level", "completed")
     assert json.loads(call.arguments).keys() == {"city", "cm"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [forced["tool_choice"]]}
+    other = {"type": "function", "name": "bye", "parameters": {"type": "object", "properties": {}}}
+    among = client.responses.create(**forced | {"tools": [other, TOOL], "tool_choice": allowed})
+    assert [call.name for call in among.output] == ["water_level"] * len(among.output)
+    assert among.tool_choice.to_dict() == allowed
     pieces, last = "", None
     for last in client.responses.create(**forced, stream=True):
         pieces += last.delta if last.type == "response.function_call_arguments.delta" else ""
@@ -241,6 +246,8 @@ def test_a_schema_is_followed(client, engine_model):
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": []}, "input"),
+        ({"metadata": {"n": 1}}, "metadata"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -6,11 +6,15 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 
+from engine_worker.broker import keys
 from inference.api.sse import Position
 from tests.factories import make_key, make_tenant
 
@@ -132,6 +136,48 @@ def test_another_tenants_request_is_as_unknown_as_none(site, http, route):
         for suffix in ("", "/stream"):
             answer = http.get(f"requests/{named}{suffix}", headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_beyond_the_end_there_is_nothing_to_read(http, route):
+    path, body = route
+    request_id = read(http, path, {**body, "max_tokens": 3})[0][1]["id"]
+    assert text_of(resumed(http, request_id, "3.")) == ""
+    late = http.get(f"requests/{request_id}/stream", headers={"Last-Event-ID": "4"})
+    assert (late.status_code, late.json()["error"]["param"]) == (400, "Last-Event-ID")
+    assert "ends after token 3" in late.json()["error"]["message"]
+    # Of one that still runs only its end can tell.
+    first = read(http, path, {**body, "max_tokens": 20}, 3, **{"x-weir-resume-grace": "20"})
+    *_, (_, last) = resumed(http, first[-1][1]["id"], "21")
+    assert last["error"]["param"] == "Last-Event-ID"
+
+
+def test_a_request_is_cancelled_by_its_id(http, route):
+    path, body = route
+    first = read(http, path, {**body, "max_tokens": 4000}, 3, **{"x-weir-resume-grace": "60"})
+    request_id = first[-1][1]["id"]
+    assert http.post(f"requests/{request_id}/cancel").json()["id"] == request_id
+    *_, (_, last) = resumed(http, request_id, "")
+    assert last["error"]["code"] == "request_cancelled"
+    for answer in (http.get(f"requests/{request_id}"), http.post(f"requests/{request_id}/cancel")):
+        assert (answer.json()["status"], answer.json()["finish_reason"]) == ("finished", "cancelled")
+
+
+def test_who_waits_for_what_another_cancels_is_not_told_to_try_again(http, route, model):
+    path, body = route
+
+    def known(server: redis.Redis) -> set[bytes]:
+        return set(server.scan_iter(keys.model_prefix(model) + "req:*", count=10_000))
+
+    with redis.Redis.from_url(settings.REDIS_URL) as server, ThreadPoolExecutor(1) as threads:
+        before = known(server)
+        waiting = threads.submit(http.post, path, json={**body, "max_tokens": 4000, "stream": False})
+        while not (new := known(server) - before):
+            assert not waiting.done(), waiting.result()
+        request_id = new.pop().decode().rpartition(":")[2]
+        assert http.post(f"requests/{request_id}/cancel").status_code == 200
+        answer = waiting.result(30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "request_cancelled")
+    assert answer.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(

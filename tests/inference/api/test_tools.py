@@ -79,6 +79,28 @@ def test_auto_and_none_leave_the_model_free(chat):
     assert auto.usage.prompt_tokens > none.usage.prompt_tokens + 100
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_an_allowed_tool_is_called(chat, seed):
+    (choice,) = chat(seed, tool_choice=allowed("required", "bye"), parallel_tool_calls=False).choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["bye"]
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_the_model_is_told_of_the_allowed_tools_alone(chat):
+    def prompt_tokens(**given):
+        return chat(max_tokens=1, **given).usage.prompt_tokens
+
+    one = prompt_tokens(tools=[OTHER])
+    assert prompt_tokens(tool_choice=allowed("auto", "bye")) == one
+    both = allowed("auto", "bye", "water_level")
+    assert prompt_tokens(tool_choice=both) == prompt_tokens() > one
+
+
 def test_a_call_and_its_answer_reach_the_template(chat):
     turns = [
         *ASK,
@@ -97,6 +119,10 @@ def test_a_call_and_its_answer_reach_the_template(chat):
     [
         ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "bye", "nope")}, "tool_choice"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("any", "bye")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [], "tool_choice": allowed("auto", "bye")}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strin"}}}},

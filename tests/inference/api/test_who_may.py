@@ -40,6 +40,7 @@ SCOPES = {
                 "detokenize",
                 "request",
                 "request-stream",
+                "cancel-request",
                 "models",
                 "model",
             ),
