@@ -37,6 +37,8 @@ _log = structlog.get_logger("engine_worker.worker")
 
 _WAIT_FOR_WORK_S: Final = 1.0
 _WAIT_FOR_BETTER_S: Final = 5.0
+_HEAR_EVERY_S: Final = 0.01
+"""So often at most Redis is asked what has become of what is held, by a publish that has no tokens to tell."""
 
 
 class Worker:
@@ -64,6 +66,8 @@ class Worker:
         self._started_at_ms = now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
         self._to_publish = asyncio.Event()
+        self._heard_at = float("-inf")
+        self._asking: asyncio.TimerHandle | None = None
         self._is_full = asyncio.Event()  # for hear: without room what is better is news
         self._stopping = asyncio.Event()
         self._handing_back = asyncio.Event()
@@ -259,6 +263,12 @@ class Worker:
         batch = self._outbox.batch(everything=everything)
         if not batch:
             return
+        wait_s = self._heard_at + _HEAR_EVERY_S - time.monotonic()
+        if wait_s > 0 and not everything and not any(held.chunks for held in batch):
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().call_later(wait_s, self._ask)
+            return
+        self._heard_at = time.monotonic()
         settled = self._outbox.settle(batch, await self._broker.publish(batch))
         if self._broker.waiting_class is not None:
             self._stepped.set()  # the claim may want to know
@@ -281,6 +291,10 @@ class Worker:
             )
         if self._outbox.has_due:
             self._to_publish.set()
+
+    def _ask(self) -> None:
+        self._asking = None
+        self._to_publish.set()
 
     async def _heartbeat(self) -> None:
         progress, progressed_at = -1, time.monotonic()

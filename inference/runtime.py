@@ -12,6 +12,7 @@ import structlog
 from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
+from inference.loop_lag import LoopLag
 from inference.models_served import ModelCatalogue
 from inference.services.recall import recall_from_ledger
 from inference.site_policy import SitePolicy
@@ -66,6 +67,7 @@ class Runtime:
         self.models = ModelCatalogue(self.broker, self.policy, expected=settings.EXPECTED_MODELS)
         self.detached = Detached(self.broker, self.streams.channel)
         self.tenants = TenantWatch()
+        self.lag = LoopLag()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
@@ -81,6 +83,7 @@ class Runtime:
             await asyncio.wait(self._tasks, timeout=grace_s)
             for task in self._tasks:
                 task.cancel()
+        self.lag.close()
         await self.tenants.aclose()
         await self.detached.aclose()
         await self.streams.aclose()

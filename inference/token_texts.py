@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -15,9 +15,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenTexts:
     """What each token id stands for. The bytes of a text's tokens, joined, are the text's."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
         self._tokenizer = tokenizer
-        self._is_byte_level = "ByteLevel" in set(_decoder_types(tokenizer))
+        self._is_byte_level = "ByteLevel" in set(_decoder_types(tokenizer_json))
         self._added = {
             token_id: token.content.encode()
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -39,7 +39,13 @@ class TokenTexts:
         return self.bytes_of(token_id).decode(errors="replace")
 
 
-def _decoder_types(tokenizer: Tokenizer) -> list[str]:
+class _Described(msgspec.Struct):
+    """The one part of a tokenizer.json that is looked at: the rest, megabytes, is skipped."""
+
+    decoder: Any = None
+
+
+def _decoder_types(tokenizer_json: bytes) -> list[str]:
     found: list[str] = []
 
     def walk(node: Any) -> None:
@@ -48,7 +54,7 @@ def _decoder_types(tokenizer: Tokenizer) -> list[str]:
             for inner in node.get("decoders") or ():
                 walk(inner)
 
-    walk(json.loads(tokenizer.to_str()).get("decoder"))
+    walk(msgspec.json.decode(tokenizer_json, type=_Described).decoder)
     return found
 
 

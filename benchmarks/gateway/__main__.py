@@ -1,18 +1,19 @@
-"""What the gateway costs a request, beside LiteLLM's proxy, in one call.
+"""What the gateway costs a request, beside LiteLLM's proxy and Portkey's gateway, in one call.
 
-    make bench-gateway                          (about four minutes, and the installation of LiteLLM the first time)
-    make bench-gateway ARGS="--rounds 1 --seconds 2 --peer none --servers uvicorn"
+    make bench-gateway                          (about five minutes, and the installation of the peers the first time)
+    make bench-gateway ARGS="--rounds 1 --seconds 2 --peers '' --servers uvicorn"
 
 Ours is the whole path: key, validation, template and tokenising, reservation from three limits, queue, worker (the
 real one, around an engine that computes nothing), token log, live channel, ledger. LiteLLM's proxy has one virtual
-master key, no database, and an upstream that answers at once. Both answer with 20 tokens, a stream in as many chunks.
+master key, no database, and an upstream that answers at once; Portkey's gateway the same upstream, and neither keys nor
+limits. All answer with 20 tokens, a stream in as many chunks.
 Closed loops of 1 and of 32 keep-alive connections, plain and streamed; in each round everybody has a turn. Everything
 shares the machine, as one gateway process per server. `floor` is a bare ASGI application on uvicorn that asks the same
 Redis once and computes nothing: what is above it is the product.
 
 The last line is JSON: `rps_ratio` is ours on the production server over LiteLLM's at 32 connections, the smaller of
-plain and streamed; `added_p50_ratio` the greater of plain and streamed of P50 at one connection, less what the upstream
-itself takes where there is one.
+plain and streamed, `portkey_plain_rps_ratio` ours over Portkey's, plain; `added_p50_ratio` the greater of plain and
+streamed of P50 at one connection over LiteLLM's, less what the upstream itself takes where there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.measure import percentile, processor
-from benchmarks.gateway import litellm
+from benchmarks.gateway import litellm, portkey
 from benchmarks.gateway.load import Aim, Result
 from benchmarks.gateway.product import (
     HELD,
@@ -46,6 +47,7 @@ from engine_worker.model_store import DEFAULT_MODEL, ensure_model
 from weir.servers import GRANIAN, SERVERS, UVICORN
 
 CHUNKS = 20
+_INSTALLED = {"litellm": litellm.installed, "portkey": portkey.installed}
 _CASES = [(streamed, connections) for streamed in (False, True) for connections in (1, 32)]
 
 
@@ -67,9 +69,16 @@ class Contestant:
     """Where and how to ask, and what came of it."""
 
     def __init__(
-        self, name: str, port: int, key: str, model: str, cpu: Callable[[], dict[str, float]] = dict
+        self,
+        name: str,
+        port: int,
+        key: str,
+        model: str,
+        cpu: Callable[[], dict[str, float]] = dict,
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._headers = headers or {}
         self._cpu = cpu
         self.cpu_ms: dict[tuple[bool, int], dict[str, float]] = {}
         """Of each of its processes, per request, in the last round."""
@@ -81,9 +90,17 @@ class Contestant:
         for case in _CASES:
             streamed, connections = case
             before = self._cpu()
-            result = measured(
-                Aim(self.port, self._key, self._model, streamed, connections, seconds, events=CHUNKS)
+            aim = Aim(
+                self.port,
+                self._key,
+                self._model,
+                streamed,
+                connections,
+                seconds,
+                events=CHUNKS,
+                headers=self._headers,
             )
+            result = measured(aim)
             self.asked += len(result.latency_ms)
             self.cpu_ms[case] = {
                 process: round((seconds - before[process]) * 1000 / len(result.latency_ms), 2)
@@ -190,11 +207,15 @@ def main() -> None:
     parser.add_argument("--servers", default=",".join((*SERVERS, GRANIAN)), help="ours to measure")
     parser.add_argument("--production", default=UVICORN, help="the one that is compared")
     parser.add_argument("--streams", type=int, default=500, help="open at once; 0: skip that part")
-    parser.add_argument("--peer", default=str(ROOT / "var" / "bench" / "litellm"), help="its venv, or none")
+    parser.add_argument(
+        "--peers", default="litellm,portkey", help="installed below --peers-at where they are not yet"
+    )
+    parser.add_argument("--peers-at", type=Path, default=ROOT / "var" / "bench")
     arguments = parser.parse_args()
     servers = arguments.servers.split(",")
     model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
-    command = litellm.installed(Path(arguments.peer)) if arguments.peer != "none" else None
+    wanted = [name for name in arguments.peers.split(",") if name]
+    programs = {name: _INSTALLED[name](arguments.peers_at / name) for name in wanted}
     told: dict[str, object] = {}
     print(
         f"{processor()}, {arguments.rounds} round(s) of {arguments.seconds:g} s a load, {CHUNKS} tokens an answer"
@@ -202,10 +223,14 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-bench-")))
         upstream = Contestant("upstream", stack.enter_context(running_upstream()), "none", MODEL)
-        peer = None
-        if command is not None:
-            port = stack.enter_context(running_litellm_at(command, upstream, scratch))
-            peer = Contestant("litellm", port, litellm.KEY, litellm.MODEL)
+        peers: dict[str, Contestant] = {}
+        if "litellm" in programs:
+            port = stack.enter_context(litellm.running_litellm(programs["litellm"], upstream.port, scratch))
+            peers["litellm"] = Contestant("litellm", port, litellm.KEY, litellm.MODEL)
+        if "portkey" in programs:
+            port = stack.enter_context(portkey.running_portkey(programs["portkey"], scratch))
+            to = portkey.headers(upstream.port)
+            peers["portkey"] = Contestant("portkey", port, "none", MODEL, headers=to)
         product = stack.enter_context(running_product(scratch, model_dir, free_port()))
         ours = {name: Contestant(name, 0, product.key, MODEL, product.cpu_s_of_all) for name in servers}
         floor = Contestant("floor", 0, "none", MODEL, product.cpu_s_of_all)
@@ -218,7 +243,7 @@ def main() -> None:
                 if round_ == 0 and name == arguments.production and arguments.streams:
                     told["held"] = held_streams(product, contestant.port, arguments.streams, model_dir)
                 product.stop("gateway")
-            if peer is not None:
+            for peer in peers.values():
                 if round_ == 0:
                     peer.run(0.5, counts=False)
                 peer.run(arguments.seconds)
@@ -230,28 +255,24 @@ def main() -> None:
         extra = 1 + arguments.streams if held else 0
         if not (isinstance(held, dict) and "failed" in held):
             told["ledger"] = settled_rows(product, sum(one.asked for one in ours.values()) + extra)
-    for contestant in (*ours.values(), *([peer] if peer else []), floor, upstream):
+    for contestant in (*ours.values(), *peers.values(), floor, upstream):
         contestant.tell()
         told[contestant.name] = contestant.summary()
     for name in ("held", "ledger"):
         if name in told:
             print(f"  {name:10} {told[name]}")
     best = ours.get(arguments.production)
-    if best and peer:
+    if best and (other := peers.get("portkey")):
+        told = {"portkey_plain_rps_ratio": round(best.rps(False, 32) / other.rps(False, 32), 2), **told}
+    if best and (other := peers.get("litellm")):
         told = {
-            "rps_ratio": round(min(best.rps(s, 32) / peer.rps(s, 32) for s in (False, True)), 2),
+            "rps_ratio": round(min(best.rps(s, 32) / other.rps(s, 32) for s in (False, True)), 2),
             "added_p50_ratio": round(
-                max(best.p50_ms(s) / (peer.p50_ms(s) - upstream.p50_ms(s)) for s in (False, True)), 3
+                max(best.p50_ms(s) / (other.p50_ms(s) - upstream.p50_ms(s)) for s in (False, True)), 3
             ),
             **told,
         }
     print(json.dumps(told))
-
-
-def running_litellm_at(
-    command: Path, upstream: Contestant, scratch: Path
-) -> contextlib.AbstractContextManager[int]:
-    return litellm.running_litellm(command, upstream.port, scratch)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class Aim:
     events: int
     """Of a stream, at the least: fewer are a failure."""
     max_tokens: int = 20
+    headers: dict[str, str] = field(default_factory=dict)
+    """Besides."""
 
     def request(self) -> bytes:
         body = {
@@ -45,9 +47,10 @@ class Aim:
             **({"stream": True} if self.streamed else {}),
         }
         content = json.dumps(body).encode()
+        more = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:{self.port}\r\nAuthorization: Bearer {self.key}\r\n"
-            f"Content-Type: application/json\r\nAccept: */*\r\nContent-Length: {len(content)}\r\n\r\n"
+            f"Content-Type: application/json\r\nAccept: */*\r\n{more}Content-Length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content
 

@@ -15,7 +15,7 @@ from inference.schemas import answers
 from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
 from inference.services.chat import start_chat
-from inference.services.choices import Choice, end_of, told_logprobs
+from inference.services.choices import Choice, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.submit import made_at
@@ -63,7 +63,10 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             grace_s=grace_s,
         )
         return call.stream(events, headers=headers)
-    return call.respond(shape.whole(await collect([generation], n=body.num_choices())), headers=headers)
+    choices = await collect([generation], n=body.num_choices())
+    return await call.respond_off_loop(
+        lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers
+    )
 
 
 class ChatShape:

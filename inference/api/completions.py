@@ -13,7 +13,7 @@ from inference.api.sse import events_of
 from inference.schemas import answers
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.logprobs import TextLogprobs, text_logprobs
-from inference.services.choices import Choice, best_of, end_of, told_logprobs
+from inference.services.choices import Choice, best_of, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.completions import Prompted, start_completions
 from inference.services.submit import made_at
@@ -58,7 +58,10 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             grace_s=grace_s,
         )
         return call.stream(events, headers=headers)
-    return call.respond(shape.whole(await collect(generations, n=body.num_choices())), headers=headers)
+    choices = await collect(generations, n=body.num_choices())
+    return await call.respond_off_loop(
+        lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers
+    )
 
 
 class TextShape:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from django.http import HttpResponse
 
 from inference.api.endpoint import ApiCall, endpoint
@@ -29,5 +32,15 @@ async def embeddings(call: ApiCall) -> HttpResponse:
         request_id=call.new_request_id("embd"),
         may_exist=call.may_exist,
     )
-    answer = embedded.answer(await last_chunk(embedded.generation))
-    return call.respond(answer, headers=embedded.generation.headers())
+    chunk = await last_chunk(embedded.generation)
+    return await call.respond_off_loop(
+        lambda: _in_parts(embedded.answer(chunk)),
+        size=embedded.num_texts * embedded.model.card.dimensions,
+        headers=embedded.generation.headers(),
+    )
+
+
+def _in_parts(answer: EmbeddingList) -> dict[str, Any]:
+    """The same, vector by vector: between two of them other threads have a turn."""
+    parts = [msgspec.Raw(msgspec.json.encode(vector)) for vector in answer.data]
+    return {"object": answer.object, "data": parts, "model": answer.model, "usage": answer.usage}

@@ -13,7 +13,7 @@ from inference.errors import InvalidRequest
 from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.sampling import TokenId
 from inference.schemas.tools import Tool
-from inference.services.prepare import tokenise_chat, tokenise_prompt
+from inference.services.prepare import text_of_tokens, tokenise_chat, tokenise_prompt
 from tenants.principal import Scope
 
 
@@ -66,5 +66,4 @@ async def detokenize(call: ApiCall) -> HttpResponse:
     body = call.read(DetokeniseRequest)
     models = call.runtime.models
     model = await models.get(body.model, tenant_public_id=call.principal.tenant_public_id)
-    tokens = await tokenise_prompt(models, model, body.tokens)  # checked against the vocabulary
-    return call.respond(Text(model.renderer.decode(tokens)))
+    return call.respond(Text(await text_of_tokens(models, model, body.tokens)))

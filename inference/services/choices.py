@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine_worker.protocol import ChoiceEnd, Chunk, FinishReason, PositionLogprobs
@@ -41,6 +41,16 @@ def told_logprobs(chunk: Chunk) -> Sequence[PositionLogprobs]:
         end is not None and end.reason == FinishReason.STOP and not isinstance(end.stop_reason, str)
     )
     return logprobs[:-1] if is_end_token else logprobs
+
+
+def num_logprobs(choices: Iterable[Choice]) -> int:
+    """Of all tokens and their alternatives together: what an answer is long by."""
+    return sum(
+        len(told) * (1 + len(told[0].top))
+        for choice in choices
+        for told in (choice.logprobs, choice.prompt_logprobs)
+        if told
+    )
 
 
 def best_of(choices: Sequence[Choice], n: int) -> Sequence[Choice]:

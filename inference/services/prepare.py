@@ -35,11 +35,14 @@ async def tokenise_chat(
 ) -> list[int]:
     """int[num_prompt_tokens]. Raises InvalidRequest."""
     conversation = [_message(message) for message in messages]
-    given = [msgspec.to_builtins(tool) for tool in tools or ()]
-    size = sum(len(message.content) for message in conversation) + len(str(given))
-    _refuse_hopeless(model, size, "messages")
-    make = partial(model.renderer.chat, conversation, template_kwargs or {}, given)
-    return await _off_loop_if_long(catalogue, make, size)
+    size = sum(len(message.content) for message in conversation)
+
+    def make() -> list[int]:
+        given = [msgspec.to_builtins(tool) for tool in tools or ()]
+        _refuse_hopeless(model, size + (len(str(given)) if given else 0), "messages")
+        return model.renderer.chat(conversation, template_kwargs or {}, given)
+
+    return await _off_loop_if_long(catalogue, make, _SHORT_CHARACTERS + 1 if tools else size)
 
 
 async def _off_loop_if_long(
@@ -49,6 +52,13 @@ async def _off_loop_if_long(
     if characters <= _SHORT_CHARACTERS:
         return make()
     return await asyncio.get_running_loop().run_in_executor(catalogue.executor, make)
+
+
+async def text_of_tokens(catalogue: ModelCatalogue, model: ServedModel, token_ids: list[int]) -> str:
+    """Raises InvalidRequest where one is not in the vocabulary."""
+    _check_prompt(model, token_ids, "tokens")
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(catalogue.executor, model.renderer.decode, token_ids)
 
 
 def _message(message: ChatMessage) -> Message:
@@ -148,20 +158,19 @@ async def tokenise_texts(
 
 
 def _texts_to_ids(model: ServedModel, texts: list[str | list[int]]) -> list[list[int]]:
-    return [text if isinstance(text, list) else model.renderer.text(text) for text in texts]
+    tokenised = iter(model.renderer.texts([text for text in texts if isinstance(text, str)]))
+    return [text if isinstance(text, list) else next(tokenised) for text in texts]
 
 
 def _check_prompt(model: ServedModel, prompt: str | list[int], param: str) -> None:
     if isinstance(prompt, str):
         _refuse_hopeless(model, len(prompt), param)
         return
-    for token_id in prompt:
-        if token_id >= model.card.vocab_size:
-            raise InvalidRequest(
-                f"'{param}' holds token {token_id}, but this model's vocabulary ends at "
-                f"{model.card.vocab_size - 1}.",
-                param=param,
-            )
+    if (largest := max(prompt, default=0)) >= model.card.vocab_size:
+        raise InvalidRequest(
+            f"'{param}' holds token {largest}, but this model's vocabulary ends at {model.card.vocab_size - 1}.",
+            param=param,
+        )
 
 
 async def make_grammar(catalogue: ModelCatalogue, fields: StructuredFields) -> str:

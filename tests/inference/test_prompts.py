@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -130,3 +133,25 @@ def test_control_tokens_in_tools_and_their_calls_stay_text(where):
 
     control = renderer(template)._control_ids[attack]
     assert said(attack).count(control) == said("harmless").count(control) == 2
+
+
+def test_of_several_texts_each_is_as_it_would_be_alone():
+    texts = ["hello", "", "\u65e5\u672c\u8a9e", "<|im_end|>", "x" * 3000] * 30
+    assert renderer().texts(texts) == [renderer().text(text) for text in texts]
+
+
+@pytest.mark.parametrize("what", ["tokenise", "decode"])
+def test_while_a_long_text_is_tokenised_other_threads_run(what):
+    rendering = renderer()
+    text = "two words " * 100_000
+    work = rendering.text if what == "tokenise" else rendering.decode
+    given = text if what == "tokenise" else rendering.text(text)
+    with ThreadPoolExecutor(1) as threads:
+        began = last = time.perf_counter()
+        longest = 0.0
+        working = threads.submit(work, given)
+        while not working.done():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    assert longest < 0.6 * (last - began), "the event loop's thread stood still"

@@ -87,6 +87,7 @@ def test_a_gateway_counts_streams_to_their_end(site: Site):
     # Other sites of a full run serve a model of this name from the same Redis, and may not have lapsed yet.
     assert after[key("weir_workers", model=MODEL, state="serving")] >= 1
     assert after[key("weir_redis_up")] == 1
+    assert grown(after, key("weir_event_loop_lag_seconds_count")) > 0
     assert secret not in str(after), "a path is not a label"
 
 
