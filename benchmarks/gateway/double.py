@@ -2,8 +2,8 @@
 
     python -m benchmarks.gateway.double NAME MODEL_DIR STEP_S     (Redis from REDIS_URL)
 
-Each step gives every request its next token. With a step of 0 s an answer is there at once, in as many chunks as it
-has tokens; a long one holds streams open.
+Each step gives every request its next token, which holds streams open. With a step of 0 s all tokens of an answer are
+there at once, one by one, as the peers' upstream writes its chunks: what takes time then is the path, not the double.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +64,17 @@ class InstantEngine:
                 await self._work.wait()
             await asyncio.sleep(self._step_s)
             self._steps += 1
-            outputs = [self._advance(running) for running in self._running.values()]
+            outputs = [output for running in self._running.values() for output in self._advanced(running)]
             for output in outputs:
                 if output.finish:
                     del self._running[output.request_id]
             yield StepOutputs(outputs=outputs, stats=self.stats())
+
+    def _advanced(self, running: _Running) -> Iterator[RequestOutput]:
+        output = self._advance(running)
+        yield output
+        while not self._step_s and not output.finish:
+            yield (output := self._advance(running))
 
     def _advance(self, running: _Running) -> RequestOutput:
         request, seq = running.request, running.produced
