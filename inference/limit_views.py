@@ -11,12 +11,12 @@ from django.views.decorators.http import require_safe
 
 from inference.limit_forms import LimitForm
 from inference.replica import on_replica
-from inference.request_log import models_and_keys
+from inference.request_log import keys_used, models_used
 from inference.services.explain import recent_refusals
 from inference.services.try_limit import DAYS_MAX, TooMuchTraffic, try_limit
 from tenants.console import Console, tenant_page
 from tenants.quotas.gauges import limit_gauges
-from tenants.selectors import api_key_names, limits_of_keys
+from tenants.selectors import limits_of_keys
 from tenants.services.limits import proposed_limit
 
 _REFUSALS_SHOWN: Final = 20
@@ -47,8 +47,7 @@ def try_out(request: HttpRequest, console: Console) -> HttpResponse:
     if not console.may_administer:
         raise PermissionDenied
     tenant = console.tenant
-    models, keys = models_and_keys(tenant, days=DAYS_MAX)
-    names = api_key_names(tenant, keys)
+    models, names = models_used(tenant, days=DAYS_MAX), dict(keys_used(tenant, days=DAYS_MAX))
     form = LimitForm(models, names, request.GET if "metric" in request.GET else None)
     context: dict[str, Any] = {"console": console, "section": "limits", "form": form}
     if form.is_bound and form.is_valid():

@@ -18,7 +18,8 @@ from typing import Any, Final
 from django.db.models import CharField, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce
 
-from inference.models import LatencyMetric, UsageDay, UsageHour, bounds, histogram_sums, percentiles_ms
+from inference.models import LatencyMetric, bounds, histogram_sums, percentiles_ms
+from inference.rollups import days_of, hours_of
 
 SHARES: Final = (0.5, 0.95, 0.99)
 """The percentiles of latencies that reports give."""
@@ -125,15 +126,12 @@ def usage_page(report: Report, *, limit: int, cursor: str | None = None) -> Page
 
 
 def _rolled_up(report: Report) -> QuerySet[Any]:
+    columns = [_COLUMNS[dimension] for dimension in (*report.group_by, *(report.filters or {}))]
     if report.width is Width.HOUR:
-        hours: QuerySet[Any] = UsageHour.objects.filter(
-            tenant_id=report.tenant_id, starts_at__gte=report.since, starts_at__lt=report.until
-        ).annotate(at=F("starts_at"))
-        return hours
-    days: QuerySet[Any] = UsageDay.objects.filter(
-        tenant_id=report.tenant_id, day__gte=report.since.date(), day__lt=report.until.date()
-    ).annotate(at=F("day"))
-    return days
+        rows: QuerySet[Any] = hours_of(report.tenant_id, columns).annotate(at=F("starts_at"))
+        return rows.filter(at__gte=report.since, at__lt=report.until)
+    rows = days_of(report.tenant_id, columns).annotate(at=F("day"))
+    return rows.filter(at__gte=report.since.date(), at__lt=report.until.date())
 
 
 def _grouped(rows: QuerySet[Any], report: Report) -> QuerySet[Any]:

@@ -9,11 +9,13 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models.functions import Lower
 from django.utils import timezone
 
 from inference.models import UsageDay, UsageRecord
-from tenants.models import Tenant
+from inference.rollups import days_of
+from tenants.models import ApiKey, Tenant
 
 PAGE = 50
 _A_ZONE = timedelta(days=1)
@@ -82,7 +84,8 @@ def _span(
 
     Without it, what a key did once would be looked for in every request that its tenant ever made.
     """
-    days = _narrowed(UsageDay.objects.filter(tenant=tenant, requests__gt=0), wanted)
+    columns = ["key_public_id"] if wanted.key else []
+    days = _narrowed(days_of(tenant.pk, columns).filter(requests__gt=0), wanted)
     if cursor_day is not None:
         days = days.filter(day__lte=cursor_day + _A_ZONE)
     chosen: list[date] = []
@@ -99,12 +102,24 @@ def _span(
     return first - _A_ZONE, last + 2 * _A_ZONE
 
 
-def models_and_keys(tenant: Tenant, *, days: int) -> tuple[list[str], list[UUID]]:
-    """What the tenant used lately: the choices to narrow by."""
-    rows = UsageDay.objects.filter(tenant=tenant, day__gte=timezone.now().date() - timedelta(days=days))
-    models = rows.exclude(model="").values_list("model", flat=True).distinct().order_by("model")
-    keys = rows.exclude(key_public_id=None).values_list("key_public_id", flat=True).distinct()
-    return list(models), [key for key in keys if key is not None]
+def models_used(tenant: Tenant, *, days: int) -> list[str]:
+    """Of late, by name: the choices to narrow by."""
+    rows = days_of(tenant.pk).filter(day__gte=_since(days)).exclude(model="")
+    return list(rows.values_list("model", flat=True).distinct().order_by("model"))
+
+
+def keys_used(tenant: Tenant, *, days: int, at_most: int | None = None) -> list[tuple[UUID, str]]:
+    """Public ids and names of keys used of late, by name."""
+    # Asked of each key, with an index for that: a list of all keys' days would be read to its end.
+    days_of_key = UsageDay.objects.filter(
+        tenant=tenant, key_public_id=OuterRef("public_id"), day__gte=_since(days)
+    )
+    keys = ApiKey.objects.for_tenant(tenant).filter(Exists(days_of_key)).order_by(Lower("name"), "id")
+    return list(keys.values_list("public_id", "name")[:at_most])
+
+
+def _since(days: int) -> date:
+    return timezone.now().date() - timedelta(days=days)
 
 
 @dataclass(frozen=True, slots=True)

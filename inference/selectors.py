@@ -11,7 +11,8 @@ from uuid import UUID
 from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
-from inference.models import Alert, UsageDay, UsageRecord, bounds, histogram_sums, percentiles_ms
+from inference.models import Alert, UsageRecord, bounds, histogram_sums, percentiles_ms
+from inference.rollups import days_of
 from tenants.models import Tenant
 
 
@@ -57,7 +58,7 @@ def today_of(tenant: Tenant, now: datetime | None = None) -> date:
 def today_and_this_month(tenant: Tenant, now: datetime | None = None) -> tuple[Totals, Totals]:
     """What the tenant used today and this month, in its own time zone, in one query."""
     today = today_of(tenant, now)
-    this_month = UsageDay.objects.filter(tenant=tenant, day__gte=today.replace(day=1), day__lte=today)
+    this_month = days_of(tenant.pk).filter(day__gte=today.replace(day=1), day__lte=today)
     row = this_month.aggregate(**_sums("month"), **_sums("today", Q(day=today)))
     return _totals(row, "today"), _totals(row, "month")
 
@@ -98,7 +99,7 @@ class Health:
 
 def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
     """Two queries, of roll-ups."""
-    this_month = UsageDay.objects.filter(tenant=tenant, day__gte=today_of(tenant, now).replace(day=1))
+    this_month = days_of(tenant.pk).filter(day__gte=today_of(tenant, now).replace(day=1))
     counts = this_month.aggregate(
         every=Sum("requests", default=0), failed=Sum("requests", filter=_FAILED, default=0), **bounds()
     )
@@ -123,7 +124,8 @@ def usage_by_day_and_model(
     if key:
         narrowed &= Q(key_public_id=key)
     rows = (
-        UsageDay.objects.filter(narrowed, tenant=tenant)
+        days_of(tenant.pk, ["key_public_id"] if key else [])
+        .filter(narrowed)
         .values("day", "model")
         .annotate(
             all_requests=Sum("requests"),
@@ -152,7 +154,8 @@ def month_by_project(tenant: Tenant, now: datetime | None = None) -> dict[UUID |
     """What each project used this month, by its public id; None: what belongs to none."""
     first = today_of(tenant, now).replace(day=1)
     rows = (
-        UsageDay.objects.filter(tenant=tenant, day__gte=first)
+        days_of(tenant.pk, ["project_public_id"])
+        .filter(day__gte=first)
         .values("project_public_id")
         .annotate(**_sums("month"))
         .order_by()

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from uuid import UUID
 
-from django.db.models import Q, Sum
+from django.db.models import Sum
 
-from inference.models import UsageAdjustment, UsageDay
+from inference.models import UsageAdjustment
+from inference.rollups import days_of
 from tenants.models import Project, Tenant
 
 
@@ -61,7 +62,8 @@ def statement_of(tenant: Tenant, month: date) -> Statement:
     last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
     # Adjustments are told one by one: their roll-up rows, which hold no request, would only be empty lines.
     rows = (
-        UsageDay.objects.filter(Q(requests__gt=0), tenant=tenant, day__gte=first, day__lte=last)
+        days_of(tenant.pk, ["project_public_id"])
+        .filter(requests__gt=0, day__gte=first, day__lte=last)
         .order_by()
         .values("project_public_id", "model")
         .annotate(

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from inference import selectors
 from inference.downloads import download
 from inference.replica import on_replica
-from inference.request_log import Ending, Wanted, log_page, models_and_keys, timeline
+from inference.request_log import Ending, Wanted, keys_used, log_page, models_used, timeline
 from inference.selectors import DayOfModel
 from inference.services.explain import Explanation, NothingToExplain, explain
 from tenants.console import Console, tenant_page
@@ -50,12 +50,10 @@ def _days(request: HttpRequest) -> int:
 
 
 def _choices(console: Console, key: UUID | None) -> dict[str, Any]:
-    models, keys = models_and_keys(console.tenant, days=_CHOICES_DAYS)
-    names = api_key_names(console.tenant, keys)
-    offered = sorted(names.items(), key=lambda item: item[1].lower())[:_CHOICES_KEYS]
-    if key is not None and key in names and key not in dict(offered):
-        offered.append((key, names[key]))
-    return {"models": models, "keys": offered}
+    offered = keys_used(console.tenant, days=_CHOICES_DAYS, at_most=_CHOICES_KEYS)
+    if key is not None and key not in dict(offered):
+        offered += api_key_names(console.tenant, {key}).items()
+    return {"models": models_used(console.tenant, days=_CHOICES_DAYS), "keys": offered}
 
 
 @require_safe

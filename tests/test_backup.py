@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,36 +13,15 @@ from django.db import connection
 
 from inference.services.ledger import record_usage
 from tenants.key_format import digest_key, parse_key
-from tests.e2e.site import ROOT
+from tests.databases import NO_REDIS, a_database, manage, url_of
 from tests.factories import make_key, make_tenant
 from tests.inference.ledger_driving import an_event, ledger_redis_url, publish, waiting
 
 
-def url_of(database: str) -> str:
-    """Of another database on the tests' server."""
-    return f"{settings.DATABASE_URL.rpartition('/')[0]}/{database}"
-
-
-def manage(*arguments: str, database: str, var_dir: Path, redis_url: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=ROOT,
-        env=kept | {"DATABASE_URL": url_of(database), "REDIS_URL": redis_url, "WEIR_VAR_DIR": str(var_dir)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-
-
 @pytest.fixture
 def empty_database() -> Iterator[str]:
-    name = f"restored_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(settings.DATABASE_URL, autocommit=True) as server:
-        server.execute(f'CREATE DATABASE "{name}"')
+    with a_database() as name:
         yield name
-        server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.mark.django_db(transaction=True)
@@ -79,7 +54,7 @@ def test_backup_wipe_restore(tmp_path: Path, empty_database: str):
     assert refused.returncode != 0
 
     # The wipe: another database, another var/, a Redis that is not even there.
-    fresh: dict[str, Any] = {"var_dir": tmp_path / "var", "redis_url": "redis://127.0.0.1:9/0"}
+    fresh: dict[str, Any] = {"var_dir": tmp_path / "var", "redis_url": NO_REDIS}
     restored = manage("restore", str(backup), database=empty_database, **fresh)
     assert restored.returncode == 0, restored.stderr
     reconciled = manage("reconcile", database=empty_database, **fresh)
@@ -105,9 +80,7 @@ def test_backup_wipe_restore(tmp_path: Path, empty_database: str):
 @pytest.mark.django_db
 def test_what_is_no_backup_is_refused(tmp_path: Path):
     (tmp_path / "manifest.json").write_text("{}")
-    said = manage(
-        "restore", str(tmp_path), database="any", var_dir=tmp_path / "var", redis_url="redis://127.0.0.1:9/0"
-    )
+    said = manage("restore", str(tmp_path), database="any", var_dir=tmp_path / "var", redis_url=NO_REDIS)
     assert said.returncode != 0
     assert "no backup" in said.stderr
     assert "Traceback" not in said.stderr

@@ -14,7 +14,7 @@ from inference.models.histogram import (
 from inference.models.idempotency import IdempotentRequest
 from inference.models.operation import Announcement, Maintenance, ModelSetting
 from inference.models.response import StoredResponse
-from inference.models.rollup import UsageDay, UsageHour
+from inference.models.rollup import UsageDay, UsageDayTotal, UsageHour, UsageHourTotal
 from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
 from inference.models.webhook import DeliveryState, WebhookDelivery, WebhookEndpoint
 
@@ -43,8 +43,10 @@ __all__ = [
     "StoredResponse",
     "UsageAdjustment",
     "UsageDay",
+    "UsageDayTotal",
     "UsageExport",
     "UsageHour",
+    "UsageHourTotal",
     "UsageRecord",
     "WebhookDelivery",
     "WebhookEndpoint",

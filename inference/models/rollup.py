@@ -1,5 +1,8 @@
 """The ledger's sums by hour and by day, and beside them its latencies as histograms: what reports read.
 
+Kept twice: by project and key, and in total. A thousand busy keys make a thousand times as many rows, and most reports
+ask for none of them. `inference/rollups.py` chooses.
+
 Written by triggers on the ledger and its adjustments alone, in the transaction that adds their rows:
 ledger and roll-ups can't disagree, whoever writes (`manage.py reconcile` proves it). A day is the tenant's
 own, as fixed on the row; an hour is UTC's.
@@ -16,8 +19,6 @@ from tenants.scope import TenantScopedManager
 
 class _Sums(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)
-    project_public_id = models.UUIDField(null=True)
-    key_public_id = models.UUIDField(null=True)
     model = models.CharField(max_length=200)
     tier = models.CharField(max_length=32)
     finish_reason = models.CharField(max_length=32)
@@ -37,10 +38,19 @@ class _Sums(models.Model):
         abstract = True
 
 
-_DIMENSIONS = ["project_public_id", "key_public_id", "model", "tier", "finish_reason"]
+class _ByKey(_Sums):
+    project_public_id = models.UUIDField(null=True)
+    key_public_id = models.UUIDField(null=True)
+
+    class Meta:
+        abstract = True
 
 
-class UsageHour(_Sums):
+_TOTAL = ["model", "tier", "finish_reason"]
+_BY_KEY = ["project_public_id", "key_public_id", *_TOTAL]
+
+
+class UsageHour(_ByKey):
     starts_at = models.DateTimeField()
 
     unscoped = models.Manager()
@@ -52,7 +62,7 @@ class UsageHour(_Sums):
         constraints = [
             # Found by the trigger's upsert; a tenant's report over a span of hours scans a part of it.
             models.UniqueConstraint(
-                fields=["tenant", "starts_at", *_DIMENSIONS], name="usage_hour_once", nulls_distinct=False
+                fields=["tenant", "starts_at", *_BY_KEY], name="usage_hour_once", nulls_distinct=False
             ),
         ]
 
@@ -60,7 +70,7 @@ class UsageHour(_Sums):
         return f"{self.starts_at:%Y-%m-%d %H}: {self.requests} requests"
 
 
-class UsageDay(_Sums):
+class UsageDay(_ByKey):
     day = models.DateField()
 
     unscoped = models.Manager()
@@ -72,8 +82,48 @@ class UsageDay(_Sums):
         constraints = [
             # As for hours.
             models.UniqueConstraint(
-                fields=["tenant", "day", *_DIMENSIONS], name="usage_day_once", nulls_distinct=False
+                fields=["tenant", "day", *_BY_KEY], name="usage_day_once", nulls_distinct=False
             ),
+        ]
+        indexes = [
+            # What one key used, and which keys were used lately.
+            models.Index(fields=["tenant", "key_public_id", "day"], name="usage_day_by_key"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.requests} requests"
+
+
+class UsageHourTotal(_Sums):
+    starts_at = models.DateTimeField()
+
+    unscoped = models.Manager()
+    objects = TenantScopedManager()
+
+    class Meta:
+        default_manager_name = "unscoped"
+        base_manager_name = "unscoped"
+        constraints = [
+            # As for hours by key.
+            models.UniqueConstraint(fields=["tenant", "starts_at", *_TOTAL], name="usage_hour_total_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.starts_at:%Y-%m-%d %H}: {self.requests} requests"
+
+
+class UsageDayTotal(_Sums):
+    day = models.DateField()
+
+    unscoped = models.Manager()
+    objects = TenantScopedManager()
+
+    class Meta:
+        default_manager_name = "unscoped"
+        base_manager_name = "unscoped"
+        constraints = [
+            # As for hours by key.
+            models.UniqueConstraint(fields=["tenant", "day", *_TOTAL], name="usage_day_total_once"),
         ]
 
     def __str__(self) -> str:

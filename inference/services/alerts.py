@@ -15,7 +15,8 @@ from django.db import transaction
 from django.db.models import F, Sum
 from django.utils import timezone
 
-from inference.models import Alert, AlertKind, UsageDay
+from inference.models import Alert, AlertKind
+from inference.rollups import days_of
 from inference.services.recall import budget_spent
 from tenants.models import ApiKey, Role, Tenant
 from tenants.principal_selectors import budgets_of
@@ -132,9 +133,8 @@ def _ending_keys(tenant: Tenant, now: datetime) -> Iterator[Alert]:
 
 def _unusual_spend(tenant: Tenant, now: datetime) -> Iterator[Alert]:
     today = now.astimezone(tenant.zone).date()
-    days = UsageDay.objects.filter(
-        tenant=tenant, day__gte=today - timedelta(days=_USUAL_DAYS), day__lte=today
-    ).values_list("day")
+    lately = days_of(tenant.pk).filter(day__gte=today - timedelta(days=_USUAL_DAYS), day__lte=today)
+    days = lately.values_list("day")
     spent = {day: int(cost) for day, cost in days.annotate(cost=Sum(F("cost_microusd"))).order_by()}
     before = [spent.get(today - timedelta(days=back), 0) for back in range(1, _USUAL_DAYS + 1)]
     # A tenant that has just begun has no habits yet.

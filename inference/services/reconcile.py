@@ -36,8 +36,35 @@ class Difference:
         return f"{self.where}: {self.whose}: {amounts}"
 
 
+@dataclass(frozen=True, slots=True)
+class RollUp:
+    """A table of sums, and how its rows follow from the ledger's: by tenant, time, `by` and finish reason."""
+
+    name: str
+    table: str
+    time: str
+    value: str
+    """`time`, of a row of the ledger."""
+    by: str
+
+    def in_sql(self, text: str, **more: str) -> str:
+        return text.format(table=self.table, time=self.time, value=self.value, by=self.by, **more)
+
+
+_BY_KEY: Final = "project_public_id, key_public_id, model, tier"
+_TOTAL: Final = "model, tier"
+_OF_HOUR: Final = ("starts_at", "date_trunc('hour', created_at, 'UTC')")
+_OF_DAY: Final = ("day", "day")
+HOURS: Final = (
+    RollUp("hours", "inference_usagehour", *_OF_HOUR, _BY_KEY),
+    RollUp("hours in total", "inference_usagehourtotal", *_OF_HOUR, _TOTAL),
+)
+DAYS: Final = (
+    RollUp("days", "inference_usageday", *_OF_DAY, _BY_KEY),
+    RollUp("days in total", "inference_usagedaytotal", *_OF_DAY, _TOTAL),
+)
+
 _SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "adjustments")
-_BY: Final = "project_public_id, key_public_id, model, tier"
 
 # Both sides in one list, the ledger's negated: what does not add up to nothing differs. One statement
 # sees one moment, so writers need not stop.
@@ -47,10 +74,10 @@ FROM (
     SELECT tenant_id, {value} AS at, {by}, finish_reason, -count(*) AS requests,
            -sum(prompt_tokens) AS prompt_tokens, -sum(cached_tokens) AS cached_tokens,
            -sum(completion_tokens) AS completion_tokens, -sum(cost_microusd) AS cost, 0 AS adjustments
-    FROM inference_usagerecord WHERE {value} >= %(since)s GROUP BY 1, 2, 3, 4, 5, 6, 7
+    FROM inference_usagerecord WHERE {value} >= %(since)s GROUP BY tenant_id, at, {by}, finish_reason
     UNION ALL
-    SELECT tenant_id, {value}, {by}, '', 0, 0, 0, 0, 0, -sum(cost_microusd)
-    FROM inference_usageadjustment WHERE {value} >= %(since)s GROUP BY 1, 2, 3, 4, 5, 6
+    SELECT tenant_id, {value} AS at, {by}, '', 0, 0, 0, 0, 0, -sum(cost_microusd)
+    FROM inference_usageadjustment WHERE {value} >= %(since)s GROUP BY tenant_id, at, {by}
     UNION ALL
     SELECT tenant_id, {time}, {by}, finish_reason, requests, prompt_tokens, cached_tokens, completion_tokens,
            cost_microusd, adjustment_microusd
@@ -76,10 +103,10 @@ WITH seen AS (
 SELECT concat_ws(' ', tenant.slug, at, {by}, finish_reason, metric, 'bucket ' || bucket), sum(requests)
 FROM (
     SELECT tenant_id, at, {by}, finish_reason, 'ttft' AS metric, ttft AS bucket, -count(*) AS requests
-    FROM seen WHERE ttft IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 9
+    FROM seen WHERE ttft IS NOT NULL GROUP BY tenant_id, at, {by}, finish_reason, ttft
     UNION ALL
     SELECT tenant_id, at, {by}, finish_reason, 'total', total, -count(*)
-    FROM seen WHERE finish_reason IN ('stop', 'length') GROUP BY 1, 2, 3, 4, 5, 6, 7, 9
+    FROM seen WHERE finish_reason IN ('stop', 'length') GROUP BY tenant_id, at, {by}, finish_reason, total
     UNION ALL
     SELECT tenant_id, at, {by}, finish_reason, 'ttft', bucket, coalesce(ttft[bucket], 0)
     FROM kept, generate_subscripts(ttft, 1) AS bucket
@@ -104,18 +131,13 @@ def ledger_differences() -> list[Difference]:
     first_hour, first_day = provable_since()
     totals = ", ".join(f"sum({name})" for name in _SUMS)
     differs = " OR ".join(f"sum({name}) <> 0" for name in _SUMS)
-    sums = {"by": _BY, "totals": totals, "differs": differs}
-    hours = {
-        "table": "inference_usagehour", "time": "starts_at", "value": "date_trunc('hour', created_at, 'UTC')",
-    }  # fmt: skip
-    days = {"table": "inference_usageday", "time": "day", "value": "day"}
-    return [
-        *_differences("hours", _COMPARE.format(**hours, **sums), _SUMS, first_hour),
-        *_differences("days", _COMPARE.format(**days, **sums), _SUMS, first_day),
-        *_differences("hours' latencies", _LATENCIES.format(by=_BY, **hours), ("requests",), first_hour),
-        *_differences("days' latencies", _LATENCIES.format(by=_BY, **days), ("requests",), first_day),
-        *_differences("recorded requests", _REQUESTS, ("requests",), None),
-    ]
+    found: list[Difference] = []
+    for since, roll_ups in ((first_hour, HOURS), (first_day, DAYS)):
+        for one in roll_ups:
+            sums = one.in_sql(_COMPARE, totals=totals, differs=differs)
+            found += _differences(one.name, sums, _SUMS, since)
+            found += _differences(f"latencies of {one.name}", one.in_sql(_LATENCIES), ("requests",), since)
+    return found + _differences("recorded requests", _REQUESTS, ("requests",), None)
 
 
 def _has_hours_before(moment: datetime) -> bool:

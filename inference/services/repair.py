@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import date, datetime
 from typing import Final
 
 import structlog
@@ -13,32 +12,31 @@ from redis.retry import Retry
 
 from engine_worker.broker.connection import connect_sync, disconnect_sync
 from inference.services.partitions import lock_ledger
-from inference.services.reconcile import Difference, counter_differences, provable_since
+from inference.services.reconcile import DAYS, HOURS, Difference, counter_differences, provable_since
 from inference.services.usage import drain_usage_stream
 
 log = structlog.get_logger(__name__)
 
 _SETTLED_S: Final = 2.0
 """What is on its way between ledger and counters is there after so long, or lost."""
-_KEY: Final = "project_public_id, key_public_id, model, tier, finish_reason"
 _SUMS: Final = (
     "requests, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, adjustment_microusd, ttft, total"
 )  # fmt: skip
 _FORGET: Final = "DELETE FROM {table} WHERE {time} >= %s"
 _COUNT: Final = """
-INSERT INTO {table} (tenant_id, {time}, {key}, {sums})
-SELECT tenant_id, {value}, {key}, count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),
-       sum(cost_microusd), 0, inference_histogram(inference_latency_bucket(first_token_at - created_at)),
+INSERT INTO {table} (tenant_id, {time}, {by}, finish_reason, {sums})
+SELECT tenant_id, {value}, {by}, finish_reason, count(*), sum(prompt_tokens), sum(cached_tokens),
+       sum(completion_tokens), sum(cost_microusd), 0,
+       inference_histogram(inference_latency_bucket(first_token_at - created_at)),
        inference_histogram(inference_latency_bucket(finished_at - created_at))
            FILTER (WHERE finish_reason IN ('stop', 'length'))
-FROM inference_usagerecord WHERE {value} >= %s GROUP BY 1, 2, 3, 4, 5, 6, 7
+FROM inference_usagerecord WHERE {value} >= %s GROUP BY tenant_id, {value}, {by}, finish_reason
 """
 _ADJUST: Final = """
-INSERT INTO {table} AS kept (tenant_id, {time}, {key}, {sums})
-SELECT tenant_id, {value}, project_public_id, key_public_id, model, tier, '', 0, 0, 0, 0, 0, sum(cost_microusd),
-       '{{}}', '{{}}'
-FROM inference_usageadjustment WHERE {value} >= %s GROUP BY 1, 2, 3, 4, 5, 6
-ON CONFLICT (tenant_id, {time}, {key}) DO UPDATE SET adjustment_microusd = excluded.adjustment_microusd
+INSERT INTO {table} AS kept (tenant_id, {time}, {by}, finish_reason, {sums})
+SELECT tenant_id, {value}, {by}, '', 0, 0, 0, 0, 0, sum(cost_microusd), '{{}}', '{{}}'
+FROM inference_usageadjustment WHERE {value} >= %s GROUP BY tenant_id, {value}, {by}
+ON CONFLICT (tenant_id, {time}, {by}, finish_reason) DO UPDATE SET adjustment_microusd = excluded.adjustment_microusd
 """
 _REQUESTS: Final = (
     "DELETE FROM inference_recordedrequest AS listed WHERE NOT EXISTS"
@@ -54,20 +52,14 @@ def rebuild_roll_ups() -> None:
     there until it is done."""
     lock_ledger()
     first_hour, first_day = provable_since()
-    _rebuild("inference_usagehour", "starts_at", "date_trunc('hour', created_at, 'UTC')", first_hour)
-    _rebuild("inference_usageday", "day", "day", first_day)
     with connection.cursor() as cursor:
+        for since, roll_ups in ((first_hour, HOURS), (first_day, DAYS)):
+            for one in roll_ups:
+                for statement in (_FORGET, _COUNT, _ADJUST):
+                    cursor.execute(one.in_sql(statement, sums=_SUMS), [since])
         for statement in _REQUESTS:
             cursor.execute(statement)
     log.info("roll_ups_rebuilt", since=first_hour.isoformat())
-
-
-def _rebuild(table: str, column: str, value: str, since: datetime | date) -> None:
-    with connection.cursor() as cursor:
-        for statement in (_FORGET, _COUNT, _ADJUST):
-            cursor.execute(
-                statement.format(table=table, time=column, value=value, key=_KEY, sums=_SUMS), [since]
-            )
 
 
 def correct_counters(redis_url: str) -> list[Difference]:

@@ -23,7 +23,9 @@ from inference.models import (
     RecordedRequest,
     UsageAdjustment,
     UsageDay,
+    UsageDayTotal,
     UsageHour,
+    UsageHourTotal,
     UsageRecord,
     percentiles_ms,
 )
@@ -232,7 +234,7 @@ def test_every_total_equals_the_ledger(events, credits):
             m=Sum("cost_microusd"),
         )
         assert rows.count() == len(batch)
-        for sums in (UsageHour, UsageDay):
+        for sums in (UsageHour, UsageDay, UsageHourTotal, UsageDayTotal):
             rolled = sums.objects.for_tenant(tenant).aggregate(
                 r=Sum("requests"), p=Sum("prompt_tokens"), c=Sum("completion_tokens"), k=Sum("cached_tokens"),
                 m=Sum("cost_microusd"),
@@ -253,18 +255,22 @@ def test_reconcile_says_where_the_books_differ(tenant):
     assert "agree" in out.getvalue()
     UsageDay.objects.for_tenant(tenant).update(cost_microusd=F("cost_microusd") + 3)
     UsageHour.objects.for_tenant(tenant).delete()
+    UsageHourTotal.objects.for_tenant(tenant).update(completion_tokens=0)
+    UsageDayTotal.objects.for_tenant(tenant).update(finish_reason="length")
     RecordedRequest.objects.create(request_id="ghost", created_at=timezone.now())
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE inference_usageday SET ttft = '{}', total[78] = 2 WHERE tenant_id = %s", [tenant.pk]
         )
     out = io.StringIO()
-    with pytest.raises(CommandError, match="7 differences"):
+    with pytest.raises(CommandError, match="14 differences"):
         call_command("reconcile", stdout=out)
-    latency = f"days' latencies: {tenant.slug} 2026-06-01 tiny standard stop total"
+    latency = f"latencies of days: {tenant.slug} 2026-06-01 tiny standard stop total"
     assert f"{latency} bucket 78: requests +2" in out.getvalue()
     assert f"days: {tenant.slug} 2026-06-01 tiny standard stop: cost +3" in out.getvalue()
     assert "requests -1, prompt_tokens -10, completion_tokens -5" in out.getvalue()
+    assert "hours in total" in out.getvalue()
+    assert f"days in total: {tenant.slug} 2026-06-01 tiny standard length: requests +1" in out.getvalue()
     assert "recorded requests: ghost: requests +1" in out.getvalue()
     adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-5, reason="Slow")
     out = io.StringIO()
@@ -272,7 +278,9 @@ def test_reconcile_says_where_the_books_differ(tenant):
     assert "agree" in out.getvalue()
     day = UsageDay.objects.for_tenant(tenant).get(finish_reason="stop")
     assert (day.requests, day.prompt_tokens, sum(day.ttft.values())) == (1, 10, 1)
-    assert UsageHour.objects.for_tenant(tenant).count() == 2
+    assert (
+        UsageHour.objects.for_tenant(tenant).count() == UsageHourTotal.objects.for_tenant(tenant).count() == 2
+    )
     assert not RecordedRequest.objects.filter(request_id="ghost").exists()
 
 
@@ -357,7 +365,7 @@ def test_percentiles_of_a_histogram_are_right_to_a_twentieth(tenant):
     delays = [1, 7, 20, 33, 150, 151, 480, 999, 2500, 60_000]
     record_usage([used(tenant, at, first_token_at_ms=ms(at) + d, finished_at_ms=ms(at) + d) for d in delays])
     shares = [nth / len(delays) for nth in range(1, len(delays) + 1)]
-    for sums in (UsageHour, UsageDay):
+    for sums in (UsageHour, UsageDay, UsageHourTotal, UsageDayTotal):
         row = sums.objects.for_tenant(tenant).get()
         for histogram in (row.ttft, row.total):
             assert sum(histogram.values()) == len(delays)

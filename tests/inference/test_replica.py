@@ -28,7 +28,7 @@ def lagging() -> Iterator[str]:
         cursor.execute("CREATE ROLE lagging_reader LOGIN SUPERUSER PASSWORD 'secret'")
         cursor.execute("CREATE SCHEMA lagging")
         cursor.execute(
-            "CREATE TABLE lagging.inference_usageday (LIKE public.inference_usageday INCLUDING ALL)"
+            "CREATE TABLE lagging.inference_usagedaytotal (LIKE public.inference_usagedaytotal INCLUDING ALL)"
         )
     yield "-csearch_path=lagging,public"
     with connection.cursor() as cursor:
@@ -63,12 +63,12 @@ def test_reports_come_from_the_replica_and_from_the_primary_without_it(lagging: 
             assert asked(site, key) == [], "it knows the key of the primary, and the sums of the replica"
             with connection.cursor() as cursor:
                 cursor.execute(
-                    "INSERT INTO lagging.inference_usageday SELECT * FROM public.inference_usageday"
+                    "INSERT INTO lagging.inference_usagedaytotal SELECT * FROM public.inference_usagedaytotal"
                 )
             (line,) = asked(site, key)
             assert line["requests"] == 1
             with connection.cursor() as cursor:
-                cursor.execute("DELETE FROM lagging.inference_usageday")
+                cursor.execute("DELETE FROM lagging.inference_usagedaytotal")
                 cursor.execute("ALTER ROLE lagging_reader NOLOGIN")
                 cursor.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'lagging_reader'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 
@@ -95,6 +96,26 @@ def test_every_grouping_adds_up_to_the_ledger(tenant, width, depth):
         assert keys == sorted(keys)
         assert len(set(keys)) == len(keys)
         assert "secret" not in str(lines)
+
+
+def test_what_asks_for_no_key_reads_no_row_of_a_key(tenant, django_assert_max_num_queries):
+    """A thousand keys make a thousand times as many rows: only what is grouped or narrowed by them reads those."""
+    key = str(UsageRecord.objects.for_tenant(tenant).exclude(key_public_id=None)[0].key_public_id)
+    of_keys = {
+        "by key": a_report(tenant, group_by=(Dimension.KEY,)),
+        "of a key": a_report(tenant, filters={Dimension.KEY: [key]}),
+        "by project": a_report(tenant, group_by=(Dimension.MODEL, Dimension.PROJECT)),
+    }
+    others = {
+        "all": a_report(tenant),
+        "by model": a_report(tenant, width=Width.HOUR, group_by=(Dimension.MODEL, Dimension.FINISH_REASON)),
+        "of a tier": a_report(tenant, filters={Dimension.TIER: ["batch"]}),
+    }
+    for name, report in (of_keys | others).items():
+        with django_assert_max_num_queries(4) as asked:
+            assert usage_page(report, limit=10).lines
+        of_key = [re.search(r"inference_usage(day|hour)\W", each["sql"]) for each in asked.captured_queries]
+        assert any(of_key) == (name in of_keys), name
 
 
 def percentiles_of(rows: list[UsageRecord], metric: LatencyMetric) -> list[float | None]:
