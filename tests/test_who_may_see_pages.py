@@ -11,7 +11,7 @@ from django.urls import URLPattern, reverse
 import inference.urls
 import tenants.urls
 from tenants.models import ApiKey, Role
-from tenants.services import add_member
+from tenants.services import add_member, suspend_tenant
 from tests.factories import TEST, make_key, make_user, signed_in
 
 PAGES = [
@@ -76,3 +76,18 @@ def test_who_may_only_look_changes_nothing(cast, page, role):
     key.refresh_from_db()
     assert key.revoked_at is None
     assert ApiKey.objects.filter(tenant=cast.tenant).count() == before
+
+
+@pytest.mark.parametrize("role", [Role.OWNER, Role.VIEWER])
+def test_people_of_a_suspended_tenant_look_as_before_and_are_told(cast, page, role):
+    person = make_user()
+    add_member(actor=TEST, tenant=cast.tenant, user=person, role=role)
+    key = make_key(cast.tenant, name="theirs").api_key
+    browser, url = signed_in(person), url_of(page, cast.tenant, key_id=key.public_id)
+    before = browser.get(url)
+    suspend_tenant(actor=TEST, tenant=cast.tenant, reason="The invoice of March is open")
+    after = browser.get(url)
+    assert after.status_code == before.status_code
+    if after.status_code == 200 and "text/html" in after.headers["Content-Type"]:
+        assert b"The invoice of March is open" in after.content
+        assert b"The invoice of March is open" not in before.content

@@ -185,13 +185,20 @@ def test_a_load_that_overlaps_the_revocation_does_not_bring_the_key_back(kind, c
     async_to_sync(main)()
 
 
+class DeafCache(KeyCache):
+    """The control: asks for the epoch once, and never hears of a change."""
+
+    async def _refresh_epoch(self) -> None:
+        if self._epoch_at == float("-inf"):
+            await super()._refresh_epoch()
+
+
 def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
-    """FAULTS 66: four gateways in full use."""
+    """FAULTS 66: four gateways in full use, and one that would not listen."""
     issued = make_key()
 
-    async def gateway(index: int, is_warm: asyncio.Event) -> float:
-        """Returns when this gateway last accepted the key."""
-        cache = KeyCache(database_timeout_s=PATIENT_S)
+    async def gateway(cache: KeyCache, is_warm: asyncio.Event, ends_at: asyncio.Future[float]) -> float:
+        """Returns when this gateway last accepted the key; it stops asking at `ends_at`, once that is known."""
         lookup_id, digest = secret_of(issued)
         accepted_at = 0.0
         while True:
@@ -201,17 +208,26 @@ def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
                 return accepted_at
             accepted_at = time.monotonic()
             is_warm.set()
+            if ends_at.done() and accepted_at > ends_at.result():
+                return accepted_at
             await asyncio.sleep(0.002)
 
     async def main() -> None:
-        warm = [asyncio.Event() for _ in range(4)]
-        gateways = [asyncio.create_task(gateway(i, event)) for i, event in enumerate(warm)]
+        warm = [asyncio.Event() for _ in range(5)]
+        ends_at = asyncio.get_running_loop().create_future()
+        caches = [kind(database_timeout_s=PATIENT_S) for kind in (*[KeyCache] * 4, DeafCache)]
+        gateways = [
+            asyncio.create_task(gateway(cache, event, ends_at))
+            for cache, event in zip(caches, warm, strict=True)
+        ]
         for event in warm:
             await asyncio.wait_for(event.wait(), 10)
         await sync_to_async(revoke_api_key)(actor=TEST, api_key=issued.api_key)
         revoked_at = time.monotonic()
-        last_accepted = await asyncio.wait_for(asyncio.gather(*gateways), 10)
-        assert max(last_accepted) - revoked_at < 1.0
+        ends_at.set_result(revoked_at + 1.0)
+        *listening, deaf = await asyncio.wait_for(asyncio.gather(*gateways), 10)
+        assert max(listening) - revoked_at < 1.0
+        assert deaf - revoked_at > 1.0
 
     async_to_sync(main)()
 
