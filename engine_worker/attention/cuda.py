@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.interface import KVShape, Scoring, Segment
@@ -43,8 +44,8 @@ class Layout:
     seq_lens: Tensor
     context_starts: Tensor
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment], block_size: int, device: torch.device) -> Layout:
+    @staticmethod
+    def parts(segments: Sequence[Segment], block_size: int) -> HostLayout:
         counts = np.array([segment.num_tokens for segment in segments])
         lengths = np.array([segment.context_len for segment in segments])
         used = -(-lengths // block_size)
@@ -56,7 +57,7 @@ class Layout:
             slots.append(tables[row, positions // block_size] * block_size + positions % block_size)
         starts = np.concatenate([[0], counts.cumsum()])
         decodes = int((counts == 1).sum())
-        parts = [
+        arrays = [
             np.concatenate(slots),
             tables,
             starts,
@@ -64,21 +65,33 @@ class Layout:
             lengths,
             np.concatenate([[0], lengths.cumsum()]),
         ]
-        on_device = iter(_upload(parts, device))
-        return cls(decodes, int(counts.max()), int(lengths.max()), *on_device)
+        return HostLayout(decodes, int(counts.max()), int(lengths.max()), arrays)
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], block_size: int, device: torch.device) -> Layout:
+        """In one copy: on a GPU each has a price of its own, whatever its size."""
+        parts = cls.parts(segments, block_size)
+        flat = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts.arrays]).astype(np.int32))
+        if device.type == "cuda":
+            # From pinned memory, so that the host does not wait. torch reuses that memory only after the copy.
+            flat = flat.pin_memory()
+        sizes = [part.size for part in parts.arrays]
+        return parts.on(torch.split(flat.to(device, non_blocking=True), sizes))
 
 
-def _upload(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Everything in one copy: on a GPU each has a price of its own, whatever its size.
+@dataclass(frozen=True, slots=True)
+class HostLayout:
+    """A layout whose arrays are not on the device yet, in the order of its fields."""
 
-    From pinned memory, so that the host does not wait. torch reuses that memory only after the copy.
-    """
-    flat = np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32)
-    host = torch.from_numpy(flat)
-    if device.type == "cuda":
-        host = host.pin_memory()
-    pieces = torch.split(host.to(device, non_blocking=True), [part.size for part in parts])
-    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+    arrays: list[NDArray[Any]]
+
+    def on(self, pieces: Sequence[Tensor]) -> Layout:
+        """`pieces`: the arrays on the device, flat, int32."""
+        views = (piece.view(array.shape) for piece, array in zip(pieces, self.arrays, strict=True))
+        return Layout(self.num_decodes, self.max_query_len, self.max_seq_len, *views)
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Layout, Scoring], Tensor]

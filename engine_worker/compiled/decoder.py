@@ -46,6 +46,7 @@ class CompiledDecoder:
         cache = torch.float32 if precision == "fp32" else torch.float16
         self.keys = zeroed(*lanes, shape.head_dim, columns, dtype=cache)
         self.values = zeroed(*lanes, shape.block_size, width, dtype=cache)
+        self.caches = self.keys, self.values
 
         self._size: int = config.hidden_size
         self._lead = _padded(self._size)

@@ -10,7 +10,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
-from engine_worker.engine.device import InlineDevice, ThreadDevice
+from engine_worker.engine.device import Device, InlineDevice, ThreadDevice
 from engine_worker.engine.executor import Executor
 from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.meter import Meter
@@ -19,6 +19,7 @@ from engine_worker.engine.sampler import Sampler
 from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.slo import Allowance, LatencyController
 from engine_worker.engine.swap import HostBlocks
+from engine_worker.runner import group
 from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel, load
 from engine_worker.runner.model_runner import ModelRunner
 
@@ -46,10 +47,9 @@ def build(config: EngineConfig) -> Built:
     )
     limit = min(config.max_model_len or loaded.context_length, loaded.context_length)
     meter = Meter(config.max_num_seqs)
-    executor = Executor(runner, Sampler(loaded.vocab_size), meter)
     return Built(
         core=EngineCore(
-            ThreadDevice(executor) if config.overlaps() else InlineDevice(executor),
+            _device(config, runner, Sampler(loaded.vocab_size), meter),
             scheduler,
             pool,
             pace=_pace(config),
@@ -81,6 +81,16 @@ def _load(config: EngineConfig) -> tuple[LoadedModel, ModelRunner]:
     dtype = torch.float32 if config.device == "cpu" else GPU_DTYPES[config.precision]
     loaded = load(config.model_dir, dtype)
     return loaded, ModelRunner(config, loaded)
+
+
+def _device(config: EngineConfig, runner: ModelRunner, sampler: Sampler, meter: Meter) -> Device:
+    if config.device != "cpu" and group.size() == 1:
+        # Here and not above: Triton exists for Linux only.
+        from engine_worker.runner.pipeline import pipeline
+
+        return pipeline(config, runner, sampler, meter)
+    executor = Executor(runner, sampler, meter)
+    return ThreadDevice(executor) if config.overlaps() else InlineDevice(executor)
 
 
 def _host_blocks(config: EngineConfig, runner: ModelRunner) -> HostBlocks | None:

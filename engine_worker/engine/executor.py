@@ -75,7 +75,7 @@ class Executor:
             if item.sequence.is_scoring:
                 scored[item.sequence.uid] = self._score(item.sequence, logits[first:end])
             if item.samples:
-                rows += _rows(item)
+                rows += rows_of(item)
                 wanted += range(end - 1 - len(item.draft), end)
         if len(wanted) < end:
             logits = logits[wanted]
@@ -110,7 +110,7 @@ class Executor:
         return self._sampler.score(logits[: len(token_ids)], token_ids, count)
 
 
-def _rows(item: Scheduled) -> list[Row]:
+def rows_of(item: Scheduled) -> list[Row]:
     """Whoever the item's tokens are chosen for: the sequence, and it again after each token of the draft."""
     sequence, awaited = item.sequence, item.awaited
     now = Ahead(sequence, item.known, awaited) if awaited else sequence

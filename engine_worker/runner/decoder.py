@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 class Decoder(Protocol):
     """Holds the weights and the KV cache. Belongs to one thread."""
 
-    keys: Tensor
-    values: Tensor
-    """[layers, blocks, ...]: what a block holds, in a layout of the decoder's own."""
+    @property
+    def caches(self) -> tuple[Tensor, ...]:
+        """Each [layers, blocks, ...]: what blocks hold after all that was launched, in a layout of its own."""
 
     def forward(
         self,
@@ -55,7 +55,7 @@ class TorchDecoder:
         if group.size() == 1:  # a packed layer would not know that it holds a part
             pack_linears(self._model, config.precision)
         self._attention = CpuAttention(shape)
-        self.keys, self.values = self._attention.keys, self._attention.values
+        self.keys, self.values = self.caches = self._attention.keys, self._attention.values
 
     def forward(
         self,
@@ -99,7 +99,9 @@ def _make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> 
         # Here and not above: Triton exists for Linux only.
         from engine_worker.runner.gpu_decoder import GpuDecoder
 
-        return GpuDecoder(config, loaded, shape)
+        gpu_decoder = GpuDecoder(config, loaded, shape)
+        gpu_decoder.warm()
+        return gpu_decoder
     reason = _not_compiled(config, loaded)
     if reason is None:
         # It compiles when it is imported, which only a machine that can run it survives.

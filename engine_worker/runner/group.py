@@ -73,7 +73,10 @@ class Leader:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self.keys, self.values = decoder.keys, decoder.values
+
+    @property
+    def caches(self) -> tuple[Tensor, ...]:
+        return self._decoder.caches
 
     def forward(
         self,

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine_worker.attention.interface import KVShape, Segment, zeroed
+from engine_worker.attention.interface import KVShape, zeroed
 from engine_worker.config import EngineConfig
 from engine_worker.engine.scheduler import Scheduled
 from engine_worker.engine.swap import Move
 from engine_worker.engine.types import UnsupportedModel
 from engine_worker.runner import group
-from engine_worker.runner.decoder import cache_dtype, make_decoder
+from engine_worker.runner.decoder import Decoder, cache_dtype, make_decoder
 from engine_worker.runner.model_loader import LoadedModel
+from engine_worker.runner.packing import pack
 
 
 class ModelRunner:
@@ -27,10 +28,15 @@ class ModelRunner:
         self._block_size = config.block_size
         self.num_blocks = _num_blocks(config, loaded)
         self._decoder = make_decoder(config, loaded, _kv_shape(config, loaded, self.num_blocks))
-        keys, values = self._decoder.keys, self._decoder.values
+        caches = self._decoder.caches
         # Where several processes share the model each would have to copy its part: not yet.
-        self.num_host_blocks = config.swap_memory // (2 * keys[:, 0].nbytes) if group.size() == 1 else 0
-        self._host = [_host_copy(part, self.num_host_blocks) for part in (keys, values)]
+        block_bytes = sum(cache[:, 0].nbytes for cache in caches)
+        self.num_host_blocks = config.swap_memory // block_bytes if group.size() == 1 else 0
+        self._host = [_host_copy(cache, self.num_host_blocks) for cache in caches]
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._decoder
 
     @torch.inference_mode()
     def execute(self, step: Sequence[Scheduled]) -> Tensor:
@@ -38,31 +44,14 @@ class ModelRunner:
 
         Running the same step again gives the same cache and logits: that is what recovery relies on.
         """
-        # Single tokens first: the attention backends take them as one group.
-        ordered = sorted(step, key=lambda item: item.num_tokens > 1)
-        token_ids: list[int] = []
-        positions: list[int] = []
-        segments: list[Segment] = []
-        last_rows: dict[int, int] = {}
-        for item in ordered:
-            sequence, end = item.sequence, item.start + item.num_tokens
-            # A copy: the step after this one may be given more of them meanwhile.
-            blocks = item.blocks[: -(-end // self._block_size)]
-            segments.append(Segment(len(token_ids), item.num_tokens, end, blocks, sequence.request.adapter))
-            token_ids += item.token_ids
-            positions += range(item.start, end)
-            last_rows[sequence.uid] = len(token_ids) - 1
-        sampled: list[int] = []
-        for item in step:
-            last = last_rows[item.sequence.uid]
-            sampled += range(last + 1 - item.num_logits, last + 1)
-        return self._decoder.forward(token_ids, positions, segments, sampled)
+        packed = pack(step, self._block_size)
+        return self._decoder.forward(packed.token_ids, packed.positions, packed.segments, packed.sampled)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copies KV blocks to host memory and back, in order."""
         for move in moves:
             device, host = torch.tensor(move.device), torch.tensor(move.host)
-            for cache, copy in zip((self._decoder.keys, self._decoder.values), self._host, strict=True):
+            for cache, copy in zip(self._decoder.caches, self._host, strict=True):
                 if move.to_host:
                     copy[:, host] = cache[:, device].to(copy.device)
                 else:
@@ -105,7 +94,7 @@ def _num_blocks(config: EngineConfig, loaded: LoadedModel) -> int:
         return config.num_kv_blocks
     if config.device != "cpu":
         # Here and not above: Triton exists for Linux only.
-        from engine_worker.runner.gpu_decoder import free_blocks
+        from engine_worker.runner.gpu_memory import free_blocks
 
         return free_blocks(config, loaded, _kv_shape(config, loaded, 1))
     per_block = _kv_shape(config, loaded, 1).block_bytes(cache_dtype(config, loaded))

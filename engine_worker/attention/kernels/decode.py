@@ -126,7 +126,7 @@ def _num_splits(programs: int, max_context: int, tile: int, device: torch.device
     return power_of_two(max(1, min(wanted, max_context // (4 * tile), _MAX_SPLITS)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables", "lengths"])
 def _decode(
     out: tl.tensor,
     logs: tl.tensor,

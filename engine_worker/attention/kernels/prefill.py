@@ -77,7 +77,8 @@ def prefill_attention(
         return out
     group = heads // kv_heads
     tiles = tiles or Tiles.of(dim, query.dtype)
-    rows = max(MIN_TILE, power_of_two(group), min(tiles.rows, power_of_two(max_query_len * group)))
+    # Two sizes, not one per length: each is compiled when it first comes up, while all streams wait.
+    rows = max(power_of_two(group), MIN_TILE if max_query_len * group <= MIN_TILE else tiles.rows)
     queries = rows // group
     # Each sequence adds at most one tile that is not full.
     _prefill[(num_tokens // queries + num_seqs, kv_heads)](
@@ -101,7 +102,7 @@ def prefill_attention(
         GROUP=group,
         ROWS=rows,
         QUERIES=queries,
-        SEQUENCES=power_of_two(num_seqs),
+        SEQUENCES=_counted(num_seqs),
         DIM=dim,
         DIM_PADDED=padded(dim),
         PAGE=page,
@@ -115,7 +116,15 @@ def prefill_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+def _counted(num_seqs: int) -> int:
+    """Entries that a program looks through to find its sequence: few sizes, for the same reason."""
+    return next(size for size in (16, 64, 256, power_of_two(num_seqs)) if size >= num_seqs)
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_row"],
+    do_not_specialize_on_alignment=["tables", "starts", "lengths"],
+)
 def _prefill(
     out: tl.tensor,
     query: tl.tensor,

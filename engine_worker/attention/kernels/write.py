@@ -21,7 +21,7 @@ def write_kv(
 
     `key`, `value`: [num_tokens, num_kv_heads, head_dim], last dimension contiguous, any other strides.
     `key_cache`, `value_cache`: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
-    `slot_mapping`: int64[num_tokens]: block * block_size + offset in the block.
+    `slot_mapping`: int32 or int64[num_tokens]: block * block_size + offset in the block.
     The grid depends on shapes alone, so the call can be part of a CUDA graph.
     """
     tokens, heads, dim = key.shape
@@ -54,7 +54,7 @@ def write_kv(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots"])
 def _write(
     key: tl.tensor,
     value: tl.tensor,
