@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from inference.models import AlertKind
@@ -27,6 +28,7 @@ from inference.services.webhooks import (
     try_webhook,
 )
 from tenants.client_address import client_address
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.services import Actor
 
@@ -71,6 +73,16 @@ def webhook(request: HttpRequest, console: Console, webhook_id: UUID) -> HttpRes
         endpoint = get_webhook(console.tenant.pk, str(webhook_id))
     except WebhookNotFound:
         raise Http404 from None
+    if request.method != "POST" and request.GET.get("verb") == "delete":
+        question = Question(
+            "Delete this webhook?",
+            f"{endpoint.url} is told nothing more, and its secret and the list of its deliveries go. "
+            "This cannot be undone; it can be added again, with a new secret.",
+            "Delete webhook",
+            fields={"verb": "delete"},
+        )
+        back = reverse("webhook", args=[console.tenant.public_id, endpoint.public_id])
+        return ask_first(request, console, question, section="alerts", back=back)
     if request.method != "POST":
         context: dict[str, Any] = {
             "console": console,

@@ -10,14 +10,16 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_safe
 
 from inference.batch_list import batches_context
 from inference.downloads import download
 from inference.errors import ApiError, NotFound
 from inference.schemas.batches import BatchRequest
-from inference.services.batches import cancel_batch, create_batch
+from inference.services.batches import cancel_batch, create_batch, find_batch
 from inference.services.files import find_file, upload_file
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.models import ApiKey
 from tenants.selectors import ApiKeyNotFound, get_api_key, keys_for_batches
@@ -63,11 +65,26 @@ def _start(request: HttpRequest, console: Console) -> HttpResponse:
     return redirect("batches", console.tenant.public_id)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def cancel(request: HttpRequest, console: Console, batch_id: str) -> HttpResponse:
+    """Asks first, then cancels."""
     if not console.may_chat:
         raise PermissionDenied
+    if request.method != "POST":
+        try:
+            batch = find_batch(console.principal(), batch_id)
+        except NotFound:
+            raise Http404 from None
+        question = Question(
+            f"Cancel batch {batch.batch_id}?",
+            "Lines that have not ended are not run any more. What has ended is charged and can be fetched. "
+            "This cannot be undone.",
+            "Cancel the batch",
+            keep="Let it run",
+        )
+        back = reverse("batches", args=[console.tenant.public_id])
+        return ask_first(request, console, question, section="batches", back=back)
     try:
         cancel_batch(console.principal(), batch_id)
         messages.success(request, "It is being cancelled. What has ended by then can be fetched.")

@@ -12,11 +12,13 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from inference.key_forms import SCOPES, Choices, KeyForm, NewKeyForm
 from tenants.client_address import client_address
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.models import ApiKey
 from tenants.principal import Scope
@@ -102,16 +104,21 @@ def key(request: HttpRequest, console: Console, key_id: UUID) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def revoke_key(request: HttpRequest, console: Console, key_id: UUID) -> HttpResponse:
-    """Asks first (a page, or a dialog where htmx asks for it), then revokes."""
+    """Asks first, then revokes."""
     _require_key_manager(console)
     api_key = _key_or_404(console, key_id)
     if request.method == "POST":
         revoke_api_key(actor=_actor(request, console), api_key=api_key)
         messages.success(request, f"“{api_key.name}” is revoked. Requests with it are refused from now on.")
         return redirect("keys", console.tenant.public_id)
-    in_dialog = "HX-Request" in request.headers
-    template = "tenants/revoke_key_form.html" if in_dialog else "tenants/revoke_key.html"
-    return render(request, template, {"console": console, "section": "keys", "key": api_key})
+    question = Question(
+        f"Revoke “{api_key.name}”?",
+        f"Every program that uses {api_key.prefix}… is refused from the next request on. This cannot be undone; "
+        "a new key can be made at any time.",
+        "Revoke key",
+    )
+    back = reverse("keys", args=[console.tenant.public_id])
+    return ask_first(request, console, question, section="keys", back=back)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -14,14 +14,17 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
 from engine_worker.broker.operator import DeadLetter, ModelQueue
 from engine_worker.protocol import Rung
 from inference.operator_api import read_live_state
 from tenants.admin.base import actor_of
+from tenants.admin.confirmation import ask_operator
+from tenants.confirmation import Question
 from tenants.models import Tenant, Tier, User
 from tenants.services import record_audit
 
@@ -48,9 +51,9 @@ def live_context(user: User, state: dict[str, Any] | None) -> dict[str, Any]:
     return {"may_act": user.is_superuser, "state": None if state is None else _named(state)}
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def dead_letter(request: HttpRequest) -> HttpResponse:
-    """Queues a dead request again, or lets it go."""
+    """Queues a dead request again, or lets it go: that is asked first."""
     if not request.user.is_superuser:
         raise PermissionDenied
     # In the address of each button: one form, with one token, stands beside a part that comes anew all the time.
@@ -60,6 +63,16 @@ def dead_letter(request: HttpRequest) -> HttpResponse:
     tenant = _tenant_or_none(asked.get("tenant", ""))
     if verb not in ("requeue", "drop") or tenant is None:
         raise Http404
+    if request.method != "POST":
+        if verb != "drop":
+            raise Http404
+        question = Question(
+            f"Drop {request_id}?",
+            f"A request of {tenant.name} for {model}. It and the tokens it made are gone at once, and it cannot be "
+            "queued again. What was charged stays charged.",
+            "Drop it",
+        )
+        return ask_operator(request, question, back=reverse("admin_live"))
     try:
         with transaction.atomic():
             done = async_to_sync(_act)(verb, model, request_id, str(tenant.public_id))

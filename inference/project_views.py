@@ -8,10 +8,12 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from inference.selectors import month_by_project
 from tenants.client_address import client_address
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.selectors import ProjectNotFound, get_project, projects_with_keys
 from tenants.services import Actor, create_project, delete_project, rename_project
@@ -53,6 +55,15 @@ def project(request: HttpRequest, console: Console, project_id: UUID) -> HttpRes
         row = get_project(console.principal(), str(project_id))
     except ProjectNotFound:
         raise Http404 from None
+    if request.method != "POST" and request.GET.get("verb") == "delete":
+        question = Question(
+            f"Delete “{row.name}”?",
+            "No key belongs to it. This cannot be undone.",
+            "Delete project",
+            fields={"verb": "delete"},
+        )
+        back = reverse("projects", args=[console.tenant.public_id])
+        return ask_first(request, console, question, section="projects", back=back)
     if request.method != "POST":
         has_keys = row.api_keys.exists()
         context = {"console": console, "section": "projects", "project": row, "has_keys": has_keys}

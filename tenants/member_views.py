@@ -12,11 +12,13 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from tenants.client_address import client_address
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.members import get_invitation, get_membership, list_invitations, member_page
 from tenants.models import Invitation, Membership, Role, User
@@ -102,16 +104,21 @@ def member_role(request: HttpRequest, console: Console, member_id: UUID) -> Http
 @require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def remove(request: HttpRequest, console: Console, member_id: UUID) -> HttpResponse:
-    """Asks first (a page, or a dialog where htmx asks for it), then removes. One's own row is how one leaves."""
+    """Asks first, then removes. One's own row is how one leaves."""
     membership = _member(console, member_id)
     leaves = membership == console.membership
     if not leaves:
         _require_manager(console)
     if request.method != "POST":
-        in_dialog = "HX-Request" in request.headers
-        template = "tenants/remove_member_form.html" if in_dialog else "tenants/remove_member.html"
-        context = {"console": console, "section": "members", "member": membership, "leaves": leaves}
-        return render(request, template, context)
+        who, name = ("You", "you") if leaves else ("They", "they")
+        question = Question(
+            f"Leave {console.tenant.name}?" if leaves else f"Remove {membership.user.email}?",
+            f"{who} will not see this tenant any more. Keys that {name} made go on working: revoke those that are "
+            "known to nobody else.",
+            "Leave" if leaves else "Remove",
+            keep="Stay" if leaves else "Keep them",
+        )
+        return ask_first(request, console, question, section="members", back=_list_of(console))
     try:
         remove_member(actor=_actor(request, console), by=console.role, membership=membership)
     except (LastOwner, NotAllowedToManage) as error:
@@ -127,9 +134,19 @@ def invitation_again(request: HttpRequest, console: Console, invitation_id: UUID
     return _with_invitation(request, console, invitation_id, resend_invitation, "has a new link")
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def invitation_revoked(request: HttpRequest, console: Console, invitation_id: UUID) -> HttpResponse:
+    """Asks first, then revokes."""
+    if request.method != "POST":
+        found = _invitation(console, invitation_id)
+        _require_manager(console)
+        question = Question(
+            f"Revoke the invitation of {found.email}?",
+            "Its link stops working at once. The address can be invited again.",
+            "Revoke invitation",
+        )
+        return ask_first(request, console, question, section="members", back=_list_of(console))
     return _with_invitation(request, console, invitation_id, revoke_invitation, "is not invited any more")
 
 
@@ -219,9 +236,7 @@ def _link(console: Console, invitation: Invitation) -> str:
 def _with_invitation(
     request: HttpRequest, console: Console, invitation_id: UUID, work: Any, words: str
 ) -> HttpResponse:
-    found = get_invitation(console.tenant, invitation_id)
-    if found is None:
-        raise Http404
+    found = _invitation(console, invitation_id)
     _require_manager(console)
     try:
         if work(actor=_actor(request, console), by=console.role, invitation=found):
@@ -242,6 +257,17 @@ def _member(console: Console, member_id: UUID) -> Membership:
     if membership is None:
         raise Http404
     return membership
+
+
+def _invitation(console: Console, invitation_id: UUID) -> Invitation:
+    found = get_invitation(console.tenant, invitation_id)
+    if found is None:
+        raise Http404
+    return found
+
+
+def _list_of(console: Console) -> str:
+    return reverse("members", args=[console.tenant.public_id])
 
 
 def _require_manager(console: Console) -> None:

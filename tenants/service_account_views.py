@@ -9,9 +9,11 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from tenants.client_address import client_address
+from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.members import get_service_account, list_service_accounts
 from tenants.models import ServiceAccount
@@ -53,11 +55,21 @@ def service_key(request: HttpRequest, console: Console, account_id: UUID) -> Htt
     return _page(request, console, issued=issued.api_key, secret=issued.secret)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def retire(request: HttpRequest, console: Console, account_id: UUID) -> HttpResponse:
+    """Asks first, then retires it and revokes its keys."""
     account = _account(console, account_id)
     _require_manager(console)
+    if request.method != "POST":
+        question = Question(
+            f"Retire “{account.name}”?",
+            "All its keys are revoked: every program that uses one is refused from the next request on. "
+            "This cannot be undone.",
+            "Retire and revoke its keys",
+        )
+        back = reverse("service_accounts", args=[console.tenant.public_id])
+        return ask_first(request, console, question, section="members", back=back)
     if retire_service_account(actor=_actor(request, console), account=account):
         messages.success(request, f"“{account.name}” is retired, and its keys are revoked.")
     return redirect("service_accounts", console.tenant.public_id)

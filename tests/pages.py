@@ -40,7 +40,9 @@ ELSEWHERE = {
     "setup": "test_first_run.py",
     "setup_operator": "test_first_run.py",
     "mfa_authenticate": "test_people.py: between password and console",
-}
+    "retire_service_account": "test_questions.py", "invitation_revoked": "test_questions.py",
+    "cancel_batch": "test_questions.py", "admin_dead_letter": "test_questions.py",
+}  # fmt: skip
 """Pages that another browser test leads to."""
 
 _POST = "answers POST alone"
@@ -49,9 +51,8 @@ _JSON = "JSON"
 _STEP = "a step between two pages, which the tests of accounts take"
 NO_PAGES: dict[str, str] = {
     "alive": "a word", "ready": _JSON, "metrics": "text", "live_state": _JSON,
-    "setup_model": _POST, "setup_tenant": _POST, "setup_key": _POST, "cancel_batch": _POST, "service_key": _POST,
-    "retire_service_account": _POST, "member_role": _POST, "invitation_again": _POST, "invitation_revoked": _POST,
-    "admin_dead_letter": _POST, "admin_end_support": _POST,
+    "setup_model": _POST, "setup_tenant": _POST, "setup_key": _POST, "service_key": _POST,
+    "member_role": _POST, "invitation_again": _POST, "admin_end_support": _POST,
     "usage_csv": _FILE, "batch_file": _FILE, "export_file": _FILE, "statement_file": _FILE, "data_copy": _FILE,
     "export_json": _FILE, "export_markdown": _FILE, "mfa_download_recovery_codes": _FILE,
     "conversations": _JSON, "conversation": _JSON, "exchange": _JSON,

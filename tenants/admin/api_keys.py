@@ -15,6 +15,8 @@ from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from tenants.admin.base import AuditedAdmin, actor_of
+from tenants.admin.confirmation import ask_about_rows
+from tenants.confirmation import Question
 from tenants.models import ApiKey
 from tenants.principal import Scope
 from tenants.services import issue_api_key, revoke_api_key
@@ -157,6 +159,16 @@ class ApiKeyAdmin(AuditedAdmin):
         return False  # the ledger names it: revoke it instead
 
     @action(description="Revoke: refused everywhere within a second", permissions=("change",))
-    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        done = sum(revoke_api_key(actor=actor_of(request), api_key=api_key) for api_key in queryset)
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> HttpResponse | None:
+        """Asks first."""
+        keys = list(queryset.select_related("tenant"))
+        question = Question(
+            f"Revoke {len(keys)} key{'' if len(keys) == 1 else 's'}?",
+            "Every program that uses one is refused within a second. This cannot be undone.",
+            "Revoke",
+        )
+        if asked := ask_about_rows(request, "revoke", keys, question):
+            return asked
+        done = sum(revoke_api_key(actor=actor_of(request), api_key=api_key) for api_key in keys)
         self.message_user(request, f"{done} revoked.")
+        return None

@@ -6,12 +6,14 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 
 from tenants.admin.base import AuditedAdmin, actor_of
+from tenants.admin.confirmation import ask_about_rows
 from tenants.admin.limits import TenantLimitInline, TierLimitInline
+from tenants.confirmation import Question
 from tenants.models import Membership, Project, Tenant, Tier
 from tenants.selectors import with_people_and_keys
 from tenants.services import resume_tenant, suspend_tenant
@@ -108,9 +110,23 @@ class TenantAdmin(AuditedAdmin):
         return False  # its ledger refers to it: suspend it instead
 
     @action(description="Suspend: refuse its keys and members", permissions=("change",))
-    def suspend(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:
-        done = sum(suspend_tenant(actor=actor_of(request), tenant=tenant) for tenant in queryset)
+    def suspend(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        """Asks first, and why."""
+        tenants = list(queryset)
+        question = Question(
+            f"Suspend {len(tenants)} tenant{'' if len(tenants) == 1 else 's'}?",
+            "Their keys are refused from now on, and their members see that they are suspended, until they are "
+            "resumed.",
+            "Suspend",
+            keep="Leave them",
+        )
+        reason = "Why, for their members to read"
+        if asked := ask_about_rows(request, "suspend", tenants, question, reason=reason):
+            return asked
+        why = request.POST.get("reason", "").replace("\0", "").strip()
+        done = sum(suspend_tenant(actor=actor_of(request), tenant=tenant, reason=why) for tenant in tenants)
         self.message_user(request, f"{done} suspended.")
+        return None
 
     @action(description="Resume", permissions=("change",))
     def resume(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
-from inference.models import Announcement, ModelSetting, UsageRecord
+from inference.models import Announcement, Batch, ModelSetting, StoredFile, UsageRecord
 from inference.services.partitions import ensure_partitions
 from inference.services.webhooks import create_webhook
-from tenants.models import Membership, Role
+from tenants.models import ApiKey, Membership, Role
 from tenants.principal import LimitMetric
 from tenants.services import Actor, create_project
 from tenants.services.data_copies import ask_for_copy
@@ -54,11 +55,33 @@ def busy_tenant(cast: Cast) -> str:
     return f"/t/{cast.tenant.public_id}/"
 
 
+def make_batches(cast: Cast, key: ApiKey) -> None:
+    """One that has ended, one that could not begin, one that runs."""
+    now, tenant = timezone.now(), cast.tenant
+    answers = StoredFile.objects.create(
+        tenant=tenant, file_id=f"file-{tenant.public_id.hex}", filename="answers.jsonl", purpose="batch_output",
+        num_bytes=3, content=b"{}\n",
+    )  # fmt: skip
+    told = [{"line": 17, "message": "Invalid JSON", "code": "invalid_json_line", "param": None}]
+    states: list[dict[str, Any]] = [
+        {"status": "completed", "total": 1200, "completed": 1188, "failed": 12, "ended_at": now - timedelta(hours=3),
+         "output_file_id": answers.file_id},
+        {"status": "failed", "errors": json.dumps(told).encode(), "ended_at": now - timedelta(hours=2)},
+        {"status": "in_progress", "total": 400, "completed": 231, "failed": 3},
+    ]  # fmt: skip
+    for number, state in enumerate(states):
+        Batch.objects.create(
+            tenant=tenant, batch_id=f"batch_{number}{tenant.public_id.hex[1:]}", key_public_id=key.public_id,
+            input_file_id="file-in", endpoint="/v1/chat/completions", expires_at=now + timedelta(hours=20), **state,
+        )  # fmt: skip
+
+
 def a_world(cast: Cast) -> dict[str, Any]:
     """A tenant with one of everything that a page shows, and the ids by which routes name them."""
     base = busy_tenant(cast)
     tenant, actor = cast.tenant, Actor.person(cast.owner)
     project = create_project(actor=actor, tenant=tenant, name="Search, the new one")
+    create_project(actor=actor, tenant=tenant, name="An empty one")
     key = make_key(tenant, name="ci runner", project=project, allowed_models=[MODEL]).api_key
     set_key_limits(actor=actor, api_key=key, wanted={KeyLimit.REQUESTS_PER_MINUTE: 60})
     account = create_service_account(actor=actor, tenant=tenant, name="nightly evaluation")
@@ -71,6 +94,7 @@ def a_world(cast: Cast) -> dict[str, Any]:
     invitation = invite_member(actor=actor, by=Role.OWNER, tenant=tenant, email=email, role=Role.VIEWER)
     ModelSetting.objects.get_or_create(name="fast", defaults={"target": MODEL, "temperature": 0.2})
     Announcement.objects.get_or_create(text="Tonight from 22:00 to 22:15 UTC the second machine is updated.")
+    make_batches(cast, key)
     member = Membership.objects.for_tenant(tenant).get(user=cast.member)
     return {
         "base": base,
@@ -79,6 +103,8 @@ def a_world(cast: Cast) -> dict[str, Any]:
         "project_id": project.public_id,
         "webhook_id": hook.public_id,
         "member_id": member.public_id,
+        "account_id": account.public_id,
+        "invitation_id": invitation.public_id,
         "request_id": f"{tenant.public_id}-7",
         "invitation": "/" + invitation_link(invitation).split("/", 3)[3],  # this process knows no port
     }

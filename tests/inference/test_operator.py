@@ -157,6 +157,8 @@ def test_the_live_page_names_what_waits_and_acts_on_the_dead(dead):
     assert "is unknown" in browser.post(on_dead("drop", elsewhere), follow=True).content.decode()
     assert browser.post(on_dead("steal", letter)).status_code == 404
     assert escape(on_dead("requeue", letter)) in page
+    assert f"Drop {request_id}?" in browser.get(on_dead("drop", letter)).content.decode()
+    assert browser.get(on_dead("requeue", letter)).status_code == 404
     done = browser.post(on_dead("requeue", letter), follow=True).content.decode()
     assert f"{request_id} is queued again" in done
     again = browser.post(on_dead("drop", letter), follow=True).content.decode()

@@ -154,6 +154,10 @@ def test_a_wrong_key_form_says_so(browser, field, value):
 def test_keys_are_revoked_by_an_action_and_never_deleted(browser, operator, world):
     _, issued = world
     act = {"action": "revoke", "_selected_action": [issued.api_key.pk]}
+    asked = browser.post(url(ApiKey, "changelist"), act)
+    assert (asked.status_code, issued.api_key.name in asked.content.decode()) == (200, True)
+    async_to_sync(authenticate_bearer)(issued.secret)
+    act["confirmed"] = "1"
     assert browser.post(url(ApiKey, "changelist"), act).status_code == 302
     with pytest.raises(RevokedKey):
         async_to_sync(authenticate_bearer)(issued.secret)
@@ -175,10 +179,19 @@ def test_renaming_a_key_is_on_record_and_leaves_its_scopes(browser, world):
 
 def test_tenants_are_suspended_and_resumed_by_actions(browser, operator):
     tenant = make_tenant()
-    for action, is_suspended in (("suspend", True), ("resume", False)):
-        browser.post(url(Tenant, "changelist"), {"action": action, "_selected_action": [tenant.pk]})
-        tenant.refresh_from_db()
-        assert tenant.is_suspended == is_suspended
+    act = {"action": "suspend", "_selected_action": [tenant.pk]}
+    asked = browser.post(url(Tenant, "changelist"), act).content.decode()
+    assert tenant.name in asked
+    tenant.refresh_from_db()
+    assert not tenant.is_suspended, "it was only asked"
+    browser.post(
+        url(Tenant, "changelist"), {**act, "confirmed": "1", "reason": "The invoice of March is open"}
+    )
+    tenant.refresh_from_db()
+    assert (tenant.is_suspended, tenant.suspended_reason) == (True, "The invoice of March is open")
+    browser.post(url(Tenant, "changelist"), {**act, "action": "resume"})
+    tenant.refresh_from_db()
+    assert not tenant.is_suspended
     assert last_audit("tenant.resumed").actor_user == operator
     assert browser.post(url(Tenant, "delete", tenant.pk), {"post": "yes"}).status_code == 403
 

@@ -218,7 +218,10 @@ def test_links_that_do_not_work_any_more(cast: Cast):
     Tenant.objects.filter(pk=cast.tenant.pk).update(suspended_at=None, suspended_reason="")
 
     owner = signed_in(cast.owner)
-    owner.post(reverse("invitation_revoked", args=[cast.tenant.public_id, first.public_id]))
+    revoke = reverse("invitation_revoked", args=[cast.tenant.public_id, first.public_id])
+    assert "Its link stops working" in owner.get(revoke).content.decode()
+    assert client.get(path_of(renewed)).status_code == 200, "it was only asked"
+    owner.post(revoke)
     assert client.post(path_of(renewed)).status_code == 410
     assert not Membership.objects.for_tenant(cast.tenant).filter(user=guest).exists()
     with pytest.raises(ValidationError):

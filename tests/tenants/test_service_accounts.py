@@ -90,6 +90,10 @@ def test_the_page(cast: Cast):
     assert re.search(r"wr_live_\w+_\w+", shown.content.decode())
     assert shown.headers["Cache-Control"] == "no-store"
     assert not re.search(r"wr_live_\w+_\w+", owner.get(url).content.decode())
-    owner.post(reverse("retire_service_account", args=[cast.tenant.public_id, account.public_id]))
+    retire = reverse("retire_service_account", args=[cast.tenant.public_id, account.public_id])
+    assert "All its keys are revoked" in owner.get(retire).content.decode()
+    assert developer.get(retire).status_code == 403
+    assert ApiKey.objects.for_tenant(cast.tenant).filter(revoked_at=None).exists()
+    owner.post(retire)
     assert not ApiKey.objects.for_tenant(cast.tenant).filter(revoked_at=None).exists()
     assert "No service accounts yet" in owner.get(url).content.decode()

@@ -96,9 +96,14 @@ document.addEventListener("keydown", (event) => {
 
 document.addEventListener("htmx:afterSwap", (event) => {
   const target = event.detail.target;
-  if (target.matches?.("dialog")) target.showModal();
+  if (!target.matches?.("dialog")) return;
+  if (!target.open) target.showModal();
+  else target.querySelector("[autofocus]")?.focus(); // one question led to another
 });
-document.addEventListener("weir:fresh", ({ target }) => localiseTimes(target));
+document.addEventListener("weir:fresh", ({ target }) => {
+  localiseTimes(target);
+  window.htmx?.process(target);
+});
 document.addEventListener("htmx:afterSettle", () => {
   localiseTimes(document);
   const focus = document.querySelector("[data-focus]");

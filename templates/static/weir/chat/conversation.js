@@ -96,7 +96,7 @@ export class Conversation {
   }
 }
 
-/** The conversation in this tab, with the text of answers under way. */
+/** The conversation in this tab, with the text of answers under way and of the message that is being written. */
 export class TabMemory {
   #key;
   #timer = 0;

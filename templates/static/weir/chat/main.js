@@ -17,7 +17,7 @@ const ui = {
   unsaved: byId("unsaved"),
 };
 let conversation = new Conversation();
-const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value }));
+const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value, draft: ui.prompt.value }));
 const settings = new Settings();
 const follower = new Follower(byId("log-scroller"), byId("to-latest"));
 const socket = new ChatSocket(socketPath);
@@ -130,6 +130,7 @@ function submit() {
   const question = ui.prompt.value.trim();
   if (question && ask({ parent: conversation.leaf, question })) {
     ui.prompt.value = "";
+    memory.keepNow();
     refresh();
   }
 }
@@ -238,7 +239,10 @@ function initComposer() {
     event.preventDefault();
     submit();
   });
-  ui.prompt.addEventListener("input", refresh);
+  ui.prompt.addEventListener("input", () => {
+    memory.keep();
+    refresh();
+  });
   ui.prompt.addEventListener("keydown", (event) => {
     // While an input method composes a character, Enter belongs to it.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -290,6 +294,9 @@ function begin() {
   const asked = new URL(location.href).searchParams.get("c")?.replaceAll("-", "").toLowerCase();
   const isAsked = /^[0-9a-f]{32}$/.test(asked ?? "");
   initBar(kept.model);
+  // A browser may have filled the box by itself already.
+  ui.prompt.value ||= kept.draft ?? "";
+  ui.prompt.setSelectionRange(ui.prompt.value.length, ui.prompt.value.length);
   // What this tab kept has the text of an answer under way: it goes before what the server keeps.
   if (kept.conversation && (!isAsked || kept.conversation.id === asked)) lookAt(new Conversation(kept.conversation));
   else if (isAsked) void open(asked);
