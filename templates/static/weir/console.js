@@ -76,10 +76,10 @@ document.addEventListener("click", (event) => {
   const target = event.target instanceof Element ? event.target : null;
   const copy = target?.closest("[data-copy]");
   if (copy) void onCopy(copy);
-  const closer = target?.closest("[data-close-dialog]");
-  if (closer) {
+  const dialog = target?.closest("[data-close-dialog]")?.closest("dialog"); // on a page of its own it is a link
+  if (dialog) {
     event.preventDefault();
-    closer.closest("dialog")?.close();
+    dialog.close();
   }
   for (const menu of document.querySelectorAll("details.menu[open]")) {
     if (!target || !menu.contains(target)) menu.open = false;
