@@ -72,7 +72,7 @@ class KeyForm(forms.Form):
     over_a_rate = forms.ChoiceField(
         label="Over a rate",
         required=False,
-        choices=[("", "Refuse, with the time to come back"), (WAIT, "Wait in line")],
+        choices=[("", "Refuse, and say when"), (WAIT, "Wait in line")],
         help_text="In line until there is room, up to the deadline. A spent budget refuses all the same.",
     )
     requests_per_minute = forms.IntegerField(

@@ -41,6 +41,8 @@ class Wanted:
     ending: Ending | None = None
     model: str = ""
     key: UUID | None = None
+    project: UUID | None = None
+    """Of sums alone: the log has no index for it."""
 
 
 def log_page(
@@ -134,7 +136,7 @@ class Moment:
 
 def timeline(record: UsageRecord) -> list[Moment]:
     steps = (
-        ("Accepted", record.created_at),
+        ("Accepted and queued", record.created_at),
         ("Claimed by a worker", record.claimed_at),
         ("First token", record.first_token_at),
         ("Finished", record.finished_at),

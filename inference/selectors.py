@@ -114,7 +114,13 @@ def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
 
 
 def usage_by_day_and_model(
-    tenant: Tenant, *, days: int, model: str = "", key: UUID | None = None, now: datetime | None = None
+    tenant: Tenant,
+    *,
+    days: int,
+    model: str = "",
+    key: UUID | None = None,
+    project: UUID | None = None,
+    now: datetime | None = None,
 ) -> list[DayOfModel]:
     """One row per day and model of the last `days` days, today included; newest day first, busiest model first."""
     since = today_of(tenant, now) - timedelta(days=days - 1)
@@ -123,8 +129,10 @@ def usage_by_day_and_model(
         narrowed &= Q(model=model)
     if key:
         narrowed &= Q(key_public_id=key)
+    if project:
+        narrowed &= Q(project_public_id=project)
     rows = (
-        days_of(tenant.pk, ["key_public_id"] if key else [])
+        days_of(tenant.pk, ["key_public_id"] if key or project else [])
         .filter(narrowed)
         .values("day", "model")
         .annotate(

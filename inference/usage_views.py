@@ -21,7 +21,7 @@ from inference.selectors import DayOfModel
 from inference.services.explain import Explanation, NothingToExplain, explain
 from tenants.console import Console, tenant_page
 from tenants.csv_text import as_csv
-from tenants.selectors import api_key_names
+from tenants.selectors import api_key_names, projects_with_keys
 
 _SPANS = (7, 30, 90)
 _CHOICES_DAYS = 90
@@ -33,14 +33,29 @@ def _wanted(request: HttpRequest) -> Wanted:
     """From the address; what is not understood there narrows nothing."""
     asked = request.GET
     ending = asked.get("end", "")
-    try:
-        key = UUID(asked.get("key", ""))
-    except ValueError:
-        key = None
     return Wanted(
         ending=Ending(ending) if ending in list(Ending) else None,
         model=asked.get("model", "").replace("\0", "")[:200],
-        key=key,
+        key=_id(asked.get("key", "")),
+        project=_id(asked.get("project", "")),
+    )
+
+
+def _id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _rows(console: Console, days: int, wanted: Wanted) -> list[DayOfModel]:
+    return on_replica(
+        selectors.usage_by_day_and_model,
+        console.tenant,
+        days=days,
+        model=wanted.model,
+        key=wanted.key,
+        project=wanted.project,
     )
 
 
@@ -60,10 +75,8 @@ def _choices(console: Console, key: UUID | None) -> dict[str, Any]:
 @tenant_page
 def usage(request: HttpRequest, console: Console) -> HttpResponse:
     days, wanted = _days(request), _wanted(request)
-    rows = on_replica(
-        selectors.usage_by_day_and_model, console.tenant, days=days, model=wanted.model, key=wanted.key
-    )
-    narrowed = {"model": wanted.model, "key": wanted.key or ""}
+    rows = _rows(console, days, wanted)
+    narrowed = {"model": wanted.model, "key": wanted.key or "", "project": wanted.project or ""}
     context = {
         "console": console,
         "section": "usage",
@@ -73,6 +86,7 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
         "total": selectors.total(rows),
         "chart": _chart(console, rows, days),
         "wanted": wanted,
+        "projects": projects_with_keys(console.tenant),
         "query": urlencode({"days": days, **narrowed}),
         **_choices(console, wanted.key),
     }
@@ -83,9 +97,7 @@ def usage(request: HttpRequest, console: Console) -> HttpResponse:
 @tenant_page
 def usage_csv(request: HttpRequest, console: Console) -> HttpResponse:
     days, wanted = _days(request), _wanted(request)
-    rows = on_replica(
-        selectors.usage_by_day_and_model, console.tenant, days=days, model=wanted.model, key=wanted.key
-    )
+    rows = _rows(console, days, wanted)
     header = ("day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd")
     content = as_csv(
         header,

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import dj_database_url
 import dj_email_url
 from django.templatetags.static import static
-from django.urls import reverse_lazy
 
 from weir import places
 from weir.csp import STRICT
 from weir.environment import BadEnvironment, Environment, generated_secret
 from weir.logs import logging_config
+from weir.operator_menu import operator_menu
 from weir.redis_urls import celery_broker, channels_host, check_redis_url
 from weir.servers import DAPHNE, SERVERS
 
@@ -133,16 +133,8 @@ UNFOLD = {
     "SITE_HEADER": "Weir",
     "SITE_SUBHEADER": "Operator",
     "SITE_URL": "/",
-    "SITE_DROPDOWN": [
-        {"icon": "monitoring", "title": "Live: workers, queues", "link": reverse_lazy("admin_live")},
-        {"icon": "groups", "title": "Tenants: usage, limits", "link": reverse_lazy("admin_usage")},
-        {
-            "icon": "construction",
-            "title": "Maintenance",
-            "link": reverse_lazy("admin:inference_maintenance_changelist"),
-        },
-        {"icon": "terminal", "title": "Console", "link": "/"},
-    ],
+    "SITE_DROPDOWN": [{"icon": "terminal", "title": "Console", "link": "/"}],
+    "SIDEBAR": {"navigation": operator_menu()},
     "SITE_ICON": lambda request: static("weir/logo.svg"),
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("weir/logo.svg")}

@@ -115,8 +115,8 @@ class TenantAdmin(AuditedAdmin):
         tenants = list(queryset)
         question = Question(
             f"Suspend {len(tenants)} tenant{'' if len(tenants) == 1 else 's'}?",
-            "Their keys are refused from now on, and their members see that they are suspended, until they are "
-            "resumed.",
+            "Their keys are refused from now on, what runs for them stops, and their members can look but not chat, "
+            "until they are resumed.",
             "Suspend",
             keep="Leave them",
         )

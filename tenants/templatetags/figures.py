@@ -22,13 +22,15 @@ def count(value: int | None) -> str:
 
 @register.filter
 def usd(microusd: int | None) -> str:
-    """1234567 -> $1.23; small amounts to the micro-dollar: 42 -> $0.000042."""
+    """1234567 -> $1.23; less than a dollar as 745678 -> $0.7457, less than a cent as 42 -> $0.000042."""
     if microusd is None:
         return _UNKNOWN
     sign, whole = ("-" if microusd < 0 else ""), abs(microusd)
     if whole >= 1_000_000 or whole == 0:
         cents = (whole + 5_000) // 10_000
         return f"{sign}${cents // 100:,}.{cents % 100:02}"
+    if whole >= 10_000:
+        return f"{sign}${whole / 1_000_000:.4f}"
     return f"{sign}$0.{whole:06}"
 
 

@@ -136,7 +136,10 @@ def test_edit_retry_and_the_way_back(visitor: Visitor, far_end: FarEnd):
     page.get_by_role("button", name="Earlier version").click()
     assert answers(page) == ["One.", "Two."]
     page.get_by_role("button", name="Retry").last.click()
+    first = page.locator(".turn.assistant").first.get_by_role("button", name="Retry")
+    expect(first).to_be_disabled()  # one answer at a time
     far_end.finish(*((generation := far_end.begin()), far_end.answer(generation, "Two again.")))
+    expect(first).to_be_enabled()
     expect(page.locator(".turn.assistant [data-text]").last).to_have_text("Two again.")
     page.reload()
     expect(page.locator(".turn.assistant [data-text]")).to_have_text(["One.", "Two again."])

@@ -17,7 +17,8 @@ from tenants.models import Tenant
 from tenants.principal import Calendar, LimitMetric
 from tenants.quotas.gauges import forecast
 from tenants.quotas.types import BucketState
-from tests.factories import Cast, a_budget, a_limit, make_key, make_tenant
+from tenants.services import create_project
+from tests.factories import TEST, Cast, a_budget, a_limit, make_key, make_tenant
 from tests.inference.test_console import record, signed_in
 
 
@@ -113,9 +114,13 @@ def test_one_requests_timeline_is_its_tenants_alone(cast: Cast):
     assert signed_in(cast.owner).get(url.replace("req-1", "req-2")).status_code == 404
 
 
-def test_usage_by_model_and_key_as_page_and_csv(cast: Cast):
+def test_usage_by_model_key_and_project_as_page_and_csv(cast: Cast):
     key = make_key(cast.tenant).api_key
-    record(cast.tenant, model="=cmd()", key_public_id=key.public_id, prompt_tokens=3, cost_microusd=1_500_000)
+    project = create_project(actor=TEST, tenant=cast.tenant, name="Search")
+    record(
+        cast.tenant, model="=cmd()", key_public_id=key.public_id, project_public_id=project.public_id,
+        prompt_tokens=3, cost_microusd=1_500_000,
+    )  # fmt: skip
     record(cast.tenant, model="b", prompt_tokens=4)
     client = signed_in(cast.owner)
     url = reverse("usage_csv", args=[cast.tenant.public_id])
@@ -127,6 +132,10 @@ def test_usage_by_model_and_key_as_page_and_csv(cast: Cast):
     (only,) = rows(key=str(key.public_id), days=7)
     assert (only["cost_usd"], only["day"]) == ("1.500000", str(selectors.today_of(cast.tenant)))
     assert [row["model"] for row in rows(model="b")] == ["b"]
+    assert rows(project=str(project.public_id)) == rows(key=str(key.public_id)) == [only]
+    assert rows(project=str(project.public_id), model="b") == []
+    page = client.get(reverse("usage", args=[cast.tenant.public_id]), {"project": project.public_id})
+    assert f'value="{project.public_id}" selected' in page.content.decode()
     page = client.get(reverse("usage", args=[cast.tenant.public_id]), {"model": "b"}).content.decode()
     assert 'id="usage-data"' in page
     assert "model=b" in page

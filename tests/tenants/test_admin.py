@@ -150,6 +150,17 @@ def test_a_wrong_key_form_says_so(browser, field, value):
     assert not ApiKey.unscoped.exists()
 
 
+def test_the_menu_leads_to_every_list_and_shows_nobody_what_is_not_theirs(client, browser):
+    page = browser.get("/admin/live/").content.decode()
+    for model in admin.site._registry:
+        assert f'href="{url(model, "changelist")}"' in page, model
+    assert 'href="/admin/live/"' in page
+    client.force_login(make_user(is_staff=True))
+    page = client.get("/admin/live/").content.decode()
+    assert 'href="/admin/live/"' in page
+    assert url(Tenant, "changelist") not in page
+
+
 @committed
 def test_keys_are_revoked_by_an_action_and_never_deleted(browser, operator, world):
     _, issued = world

@@ -1,22 +1,6 @@
-// What every page shares: theme choice, copy buttons, times in the reader's zone, the dialog.
+// What every page shares: theme choice, copy buttons, the dialog.
 
-const TIME_STYLES = {
-  time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
-  minute: { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" },
-  day: { year: "numeric", month: "short", day: "numeric" },
-};
-
-/** Rewrites each `<time datetime data-style>` under `root` in the reader's own zone and language. */
-function localiseTimes(root) {
-  for (const element of root.querySelectorAll("time[datetime]:not([data-localised])")) {
-    const when = new Date(element.dateTime);
-    if (Number.isNaN(when.getTime())) continue;
-    const style = TIME_STYLES[element.dataset.style] ?? TIME_STYLES.minute;
-    element.textContent = new Intl.DateTimeFormat(undefined, style).format(when);
-    element.title = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" }).format(when);
-    element.dataset.localised = "";
-  }
-}
+import { localiseTimes } from "./times.js";
 
 /** Copies `text`; where the clipboard is closed to us (plain http), through a selection. */
 export async function copyText(text) {
@@ -91,6 +75,7 @@ document.addEventListener("keydown", (event) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) {
     menu.open = false;
     menu.querySelector("summary")?.focus();
+    event.preventDefault(); // it meant the menu
   }
 });
 
@@ -100,10 +85,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
   if (!target.open) target.showModal();
   else target.querySelector("[autofocus]")?.focus(); // one question led to another
 });
-document.addEventListener("weir:fresh", ({ target }) => {
-  localiseTimes(target);
-  window.htmx?.process(target);
-});
+document.addEventListener("weir:fresh", ({ target }) => window.htmx?.process(target));
 document.addEventListener("htmx:afterSettle", () => {
   localiseTimes(document);
   const focus = document.querySelector("[data-focus]");

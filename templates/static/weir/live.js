@@ -1,6 +1,8 @@
 // Keeps parts of a page fresh over a websocket while somebody sees them, and says so when it can't.
 // <div data-live="limits" data-tenant="ID" data-live-state="id of the element that says how it stands">
 
+import { localiseTimes } from "./times.js";
+
 const SILENT_MS = 10_000;
 const RETRY_MS = [500, 1000, 2000, 5000, 10_000];
 const GONE = 4404;
@@ -79,7 +81,11 @@ function replace(part, html) {
   part.innerHTML = html;
   part.querySelectorAll("[tabindex='0']").forEach((element, index) => { element.scrollLeft = places[index] ?? 0; });
   if (focused) part.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  localiseTimes(part);
   part.dispatchEvent(new CustomEvent("weir:fresh", { bubbles: true }));
 }
 
-for (const part of document.querySelectorAll("[data-live]")) watch(part);
+for (const part of document.querySelectorAll("[data-live]")) {
+  localiseTimes(part);
+  watch(part);
+}

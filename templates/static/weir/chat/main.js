@@ -33,12 +33,15 @@ const views = new Map();
 const underWay = new Map();
 let trouble = null;
 
+const mayAsk = () => !conversation.running.length && socket.state === "open" && Boolean(ui.model.value);
+
 function refresh() {
   const running = conversation.running.length > 0;
   ui.empty.hidden = conversation.exchanges.size > 0;
   ui.stop.hidden = !running;
   ui.send.hidden = running;
-  ui.send.disabled = !ui.prompt.value.trim() || socket.state !== "open" || !ui.model.value;
+  ui.send.disabled = !ui.prompt.value.trim() || !mayAsk();
+  for (const button of ui.log.querySelectorAll("[data-asks]")) button.disabled = !mayAsk() || "waits" in button.dataset;
 }
 
 /** Draws the branch that is looked at. */
@@ -99,7 +102,7 @@ function step(exchange) {
 /** Asks one model, or two side by side. */
 function ask({ parent, question }) {
   const params = settings.params();
-  if (params === null || !ui.model.value || conversation.running.length || socket.state !== "open") return false;
+  if (params === null || !mayAsk()) return false;
   const models = settings.other ? [ui.model.value, settings.other] : [ui.model.value];
   const pair = models.length > 1 ? newId() : null;
   const before = conversation.leaf;
@@ -239,7 +242,9 @@ function initComposer() {
     event.preventDefault();
     submit();
   });
+  const growsByItself = CSS.supports("field-sizing", "content");
   ui.prompt.addEventListener("input", () => {
+    if (!growsByItself) ui.prompt.rows = Math.min(12, ui.prompt.value.split("\n").length);
     memory.keep();
     refresh();
   });
@@ -254,7 +259,8 @@ function initComposer() {
     ui.prompt.focus();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !document.querySelector("dialog[open]") && conversation.running.length) stop();
+    if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (conversation.running.length) stop();
   });
 }
 

@@ -111,6 +111,7 @@ export class AnswerView {
     const button = this.#button("retry");
     const seconds = Math.ceil((this.generation.retryAt - Date.now()) / 1000);
     this.#waiting = seconds > 0;
+    button.toggleAttribute("data-waits", this.#waiting);
     button.disabled = this.#waiting;
     button.textContent = this.#waiting ? `Retry in ${number(seconds)} s` : "Retry";
   }
