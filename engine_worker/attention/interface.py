@@ -52,8 +52,9 @@ class KVShape:
     head_dim: int
 
     def block_bytes(self, dtype: torch.dtype) -> int:
-        """Keys and values of one block in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * dtype.itemsize
+        """Keys and values of one block in all layers; of int8, with a float32 scale for each head of a token."""
+        of_token = self.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * of_token
 
 
 def zeroed(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,7 +63,8 @@ def zeroed(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     torch.zeros writes them all. Zeros, and not whatever was there: a masked score is -inf whatever the
     key was, unless it was NaN.
     """
-    return torch.from_numpy(np.zeros(shape, np.float16 if dtype == torch.float16 else np.float32))
+    # torch has no way to name a numpy type after its own but by a tensor.
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 @dataclass(frozen=True, slots=True)

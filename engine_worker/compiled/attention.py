@@ -7,10 +7,12 @@ weighs them, and a second product per unit adds up the values. Neither copies th
 lie anywhere and be shared. Spans are counted from the sequence's beginning, so that a query's result does
 not depend on which others are computed with it.
 
-Keys are kept transposed, [layer][block][head][head_dim][columns], so that both products read their
-second operand as it lies; `columns` is the block size padded to WIDTH. Values: [layer][block]
-[head][block_size][head_dim padded to WIDTH]. Both in float32 or float16, which halves what a long
-context reads; products are summed in float32 all the same.
+Keys are kept transposed, [layer][block][head][unit][head_dim][WIDTH], so that both products read their
+second operand as it lies. Values: [layer][block][head][unit][keys of the unit][head_dim padded to WIDTH].
+Both in float32, float16 or int8: what a long context reads is the time it takes, once batches are large.
+Bytes are rounded to 127 steps of the largest number of one head of one token, and a unit begins with the
+float32[WIDTH] scales of its tokens: those of keys are applied to scores, those of values to their weights
+(as KVQuant and KIVI do per token; arXiv 2401.18079, 2402.02750). Products are summed in float32.
 """
 
 from __future__ import annotations
@@ -19,18 +21,19 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from engine_worker.compiled.memory import floats, ints
-from engine_worker.compiled.pointwise import exponentials, largest
-from engine_worker.compiled.tile import HALF, SIZES, SPREAD, put_half, tile
+from engine_worker.compiled.memory import floats, int8s, ints
+from engine_worker.compiled.pointwise import exponentials, largest, scaled
+from engine_worker.compiled.tile import HALF, LEVEL, SIZES, SPREAD, put_half, tile
 from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
 _NOTHING = np.float32(-np.inf)
 _SPAN = SPREAD // max(WIDTH, 1)
 
 
+@njit(nogil=True)
 def padded(size: int) -> int:
     """`size`, up to a multiple of WIDTH."""
-    return -(-size // WIDTH) * WIDTH
+    return (size + WIDTH - 1) // WIDTH * WIDTH
 
 
 def scratch_floats(head_dim: int) -> int:
@@ -39,12 +42,35 @@ def scratch_floats(head_dim: int) -> int:
 
 
 @njit(nogil=True)
+def _header(kind: int) -> int:
+    """Bytes of the scales that a unit begins with."""
+    return 4 * WIDTH if kind == LEVEL else 0
+
+
+@njit(nogil=True)
+def _unit_bytes(kind: int, head_dim: int) -> tuple[int, int]:
+    """From one unit of a block to the next: (of keys, of values)."""
+    size = SIZES[kind]
+    return _header(kind) + head_dim * WIDTH * size, _header(kind) + WIDTH * padded(head_dim) * size
+
+
+@njit(nogil=True)
+def lane_bytes(kind: int, block_size: int, head_dim: int) -> tuple[int, int]:
+    """Of one head of one block: (of keys, of values)."""
+    units = padded(block_size) // WIDTH
+    of_keys, of_values = _unit_bytes(kind, head_dim)
+    # The last unit may have fewer rows of values, but not fewer columns of keys.
+    missing = (padded(block_size) - block_size) * padded(head_dim) * SIZES[kind]
+    return units * of_keys, units * of_values - missing
+
+
+@njit(nogil=True)
 def _reach(
     segment: NDArray[np.int64], first: int, rows: int, group: int, window: int, block_size: int
 ) -> tuple[int, int]:
     """(first unit, one past the last) that some query of a task sees; the first is a span's."""
     tokens, context = segment[1], segment[2]
-    units = (block_size + WIDTH - 1) // WIDTH
+    units = padded(block_size) // WIDTH
     begin = 0
     if window > 0:
         seen_from = context - tokens + first // group + 1 - window
@@ -83,8 +109,7 @@ def attend(
     tiled [tiles][out_depth][out_rows].
     """
     group = heads // kv_heads
-    columns = (block_size + WIDTH - 1) // WIDTH * WIDTH
-    width = (head_dim + WIDTH - 1) // WIDTH * WIDTH
+    width = padded(head_dim)
     head, first, rows = task[1], task[2], task[3]
     segment = segments[4 * task[0] : 4 * task[0] + 4]
     start, tokens, context = segment[0], segment[1], segment[2]
@@ -112,10 +137,11 @@ def attend(
         peaks[row] = _NOTHING
         totals[row] = 0
 
-    size = SIZES[kind]
-    key_bytes, value_bytes = head_dim * columns * size, block_size * width * size
+    size, header = SIZES[kind], _header(kind)
+    key_bytes, value_bytes = lane_bytes(kind, block_size, head_dim)
+    key_unit, value_unit = _unit_bytes(kind, head_dim)
     table = ints(tables + 8 * segment[3], (context + block_size - 1) // block_size)
-    units = columns // WIDTH  # of a block
+    units = padded(block_size) // WIDTH  # of a block
     regular = block_size % WIDTH == 0  # every unit is WIDTH keys, one after the other
     begin, end = _reach(segment, first, rows, group, window, block_size)
     next_head, next_begin, next_end, next_table = 0, 0, 0, table
@@ -130,12 +156,14 @@ def attend(
         for number in range(count):
             block, part = (span + number) // units, (span + number) % units
             lane = table[block] * kv_heads + head
+            unit, place = keys + lane * key_bytes + part * key_unit, scores_at + 4 * number * WIDTH
             # The unit's values are fetched while its keys are used.
             tile(
-                kind, rows, spread, scratch, keys + lane * key_bytes + size * part * WIDTH, columns, head_dim,
-                scores_at + 4 * number * WIDTH, SPREAD, False,
-                values + lane * value_bytes + part * WIDTH * width * size, WIDTH * width * size // head_dim,
+                kind, rows, spread, scratch, unit + header, WIDTH, head_dim, place, SPREAD, False,
+                values + lane * value_bytes + part * value_unit, value_unit // head_dim,
             )  # fmt: skip
+            if kind == LEVEL:
+                _apply_scales(unit, place, rows)
         for row in range(rows):
             visible = context - tokens + (first + row) // group + 1
             hidden = max(0, visible - window) if window > 0 else 0
@@ -174,7 +202,10 @@ def attend(
             totals[row] += total
         for number in range(count):
             block, part = (span + number) // units, (span + number) % units
-            v = values + (table[block] * kv_heads + head) * value_bytes + part * WIDTH * width * size
+            unit = values + (table[block] * kv_heads + head) * value_bytes + part * value_unit
+            v = unit + header
+            if kind == LEVEL:
+                _apply_scales(unit, scores_at + 4 * number * WIDTH, rows)
             depth = min(
                 min(WIDTH, block_size - part * WIDTH), visible_last - block * block_size - part * WIDTH
             )
@@ -182,12 +213,12 @@ def attend(
             ahead, share = v, 0
             if span + number + _SPAN < end:
                 block, part = (span + number + _SPAN) // units, (span + number + _SPAN) % units
-                ahead = keys + (table[block] * kv_heads + head) * key_bytes + size * part * WIDTH
-                share = key_bytes // units
+                ahead = keys + (table[block] * kv_heads + head) * key_bytes + part * key_unit
+                share = key_unit
             elif next_begin + number < next_end:
                 block, part = (next_begin + number) // units, (next_begin + number) % units
-                ahead = keys + (next_table[block] * kv_heads + next_head) * key_bytes + size * part * WIDTH
-                share = key_bytes // units
+                ahead = keys + (next_table[block] * kv_heads + next_head) * key_bytes + part * key_unit
+                share = key_unit
             parts = width // WIDTH
             for part in range(parts):
                 tile(
@@ -214,6 +245,26 @@ def attend(
 
 
 @njit(nogil=True)
+def _apply_scales(unit: int, scores: int, rows: int) -> None:
+    """Multiplies each row's WIDTH numbers at `scores` by the scales that a unit begins with."""
+    for row in range(rows):
+        line = scores + 4 * row * SPREAD
+        scaled(line, np.float32(1), unit, line, WIDTH // LANES)
+
+
+@njit(nogil=True)
+def _rounded(numbers: NDArray[np.float32], scale_at: int) -> np.float32:
+    """Stores the scale of int8, and returns what the numbers are to be multiplied by. NaN is in the scale."""
+    peak, nothing = np.float32(0), np.float32(0)
+    for number in numbers:
+        peak = max(peak, abs(number))
+        nothing += number * np.float32(0)
+    peak = max(peak, np.float32(1e-30))
+    floats(scale_at, 1)[0] = peak / np.float32(127) + nothing
+    return np.float32(127) / peak if nothing == 0 else np.float32(0)
+
+
+@njit(nogil=True)
 def store(
     key: NDArray[np.float32],
     value: NDArray[np.float32],
@@ -226,15 +277,25 @@ def store(
 ) -> None:
     """Writes one token's key and value of one head; `lane`: block * kv_heads + head."""
     head_dim = len(key)
-    columns = (block_size + WIDTH - 1) // WIDTH * WIDTH
-    width = (head_dim + WIDTH - 1) // WIDTH * WIDTH
-    first, line = lane * head_dim * columns + offset, (lane * block_size + offset) * width
-    if kind == HALF:
+    width, part, column = padded(head_dim), offset // WIDTH, offset % WIDTH
+    of_keys, of_values = lane_bytes(kind, block_size, head_dim)
+    key_unit, value_unit = _unit_bytes(kind, head_dim)
+    keys += lane * of_keys + part * key_unit
+    values += lane * of_values + part * value_unit
+    if kind == LEVEL:
+        by_key, by_value = _rounded(key, keys + 4 * column), _rounded(value, values + 4 * column)
+        k = int8s(keys + _header(kind) + column, (head_dim - 1) * WIDTH + 1)
+        v = int8s(values + _header(kind) + column * width, head_dim)
         for d in range(head_dim):
-            put_half(keys + 2 * (first + d * columns), key[d])
-            put_half(values + 2 * (line + d), value[d])
+            k[d * WIDTH] = np.int8(np.rint(key[d] * by_key)) if by_key > 0 else np.int8(0)
+            v[d] = np.int8(np.rint(value[d] * by_value)) if by_value > 0 else np.int8(0)
+    elif kind == HALF:
+        for d in range(head_dim):
+            put_half(keys + 2 * (column + d * WIDTH), key[d])
+            put_half(values + 2 * (column * width + d), value[d])
     else:
-        k, v = floats(keys + 4 * first, (head_dim - 1) * columns + 1), floats(values + 4 * line, head_dim)
+        k = floats(keys + 4 * column, (head_dim - 1) * WIDTH + 1)
+        v = floats(values + 4 * column * width, head_dim)
         for d in range(head_dim):
-            k[d * columns] = key[d]
+            k[d * WIDTH] = key[d]
             v[d] = value[d]

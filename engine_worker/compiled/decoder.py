@@ -16,7 +16,7 @@ from engine_worker.attention.interface import KVShape, Segment, zeroed
 from engine_worker.compiled import attention, dot, product, team
 from engine_worker.compiled.forward import LAYER, STAGES, STAGES_PER_LAYER, STEP, grouped, run_step
 from engine_worker.compiled.product import DOT
-from engine_worker.compiled.tile import BYTE, FLOAT, HALF
+from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LEVEL
 from engine_worker.compiled.vector import MAX_ROWS, WIDTH
 from engine_worker.config import Precision
 from engine_worker.runner.model_loader import LoadedModel
@@ -24,12 +24,13 @@ from engine_worker.runner.model_loader import LoadedModel
 log = structlog.get_logger(__name__)
 
 _KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": DOT if dot.AVAILABLE else BYTE}
+_KV_KIND: Final = {"fp32": FLOAT, "fp16": HALF, "int8": LEVEL}
 
 
 class CompiledDecoder:
     """Belongs to one thread. Takes the weights out of `loaded.model` as it packs them.
 
-    `keys`, `values`: [layers, blocks, ...], see `attention`.
+    `keys`, `values`: uint8[layers, blocks, heads, bytes], see `attention`.
     """
 
     def __init__(self, loaded: LoadedModel, shape: KVShape, precision: Precision, threads: int) -> None:
@@ -41,11 +42,10 @@ class CompiledDecoder:
         self._shape = shape
         self._group = config.num_attention_heads // shape.num_kv_heads
         self._kept: list[Tensor] = []
-        columns, width = attention.padded(shape.block_size), attention.padded(shape.head_dim)
         lanes = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
-        cache = torch.float32 if precision == "fp32" else torch.float16
-        self.keys = zeroed(*lanes, shape.head_dim, columns, dtype=cache)
-        self.values = zeroed(*lanes, shape.block_size, width, dtype=cache)
+        of_keys, of_values = attention.lane_bytes(_KV_KIND[precision], shape.block_size, shape.head_dim)
+        self.keys = zeroed(*lanes, of_keys, dtype=torch.uint8)
+        self.values = zeroed(*lanes, of_values, dtype=torch.uint8)
         self.caches = self.keys, self.values
 
         self._size: int = config.hidden_size
@@ -73,7 +73,7 @@ class CompiledDecoder:
             head_dim=shape.head_dim,
             inner=self._inner,
             kind=kind,
-            kv_kind=FLOAT if cache == torch.float32 else HALF,
+            kv_kind=_KV_KIND[precision],
             final_norm=self._keep_vector(model.model.norm.weight),
             lm_head=lm_head,
             vocab_panels=-(-self._vocab // WIDTH),

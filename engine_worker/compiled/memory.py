@@ -24,6 +24,7 @@ def _pointer_to(kind: Any) -> Any:
 
 _float_pointer = _pointer_to(types.float32)
 _int_pointer = _pointer_to(types.int64)
+_byte_pointer = _pointer_to(types.int8)
 
 
 @njit(nogil=True)
@@ -36,6 +37,12 @@ def floats(address: int, count: int) -> Any:
 def ints(address: int, count: int) -> Any:
     """int64[count] at `address`."""
     return carray(_int_pointer(address), (count,))
+
+
+@njit(nogil=True)
+def int8s(address: int, count: int) -> Any:
+    """int8[count] at `address`."""
+    return carray(_byte_pointer(address), (count,))
 
 
 def record_reader(dtype: np.dtype[Any]) -> Any:

@@ -25,7 +25,7 @@ from engine_worker.compiled.team import take
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
 from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
-DOT: Final = 3
+DOT: Final = 4
 """A kind of weights beside `tile`'s: bytes that meet bytes, see `dot`."""
 
 FEW_TILES: Final = 4

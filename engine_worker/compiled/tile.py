@@ -3,7 +3,7 @@
     c[rows, WIDTH] (+)= a[rows, depth] b[depth, WIDTH]
 
 `a` lies with its rows innermost, [depth][rows], so that one address walks it; `b` has a row of
-WIDTH contiguous numbers per step: float32, float16, or int8 with a scale per column. Per step that
+WIDTH contiguous numbers per step: float32, float16, or int8, with a scale per column or none. Per step that
 is two loads of `b`, and for each row one broadcast of `a` and two fused multiply-adds: with 12 rows
 of two 16-lane registers, 24 accumulators hide the latency of both multiply units. The layout and
 the tile are those of BLIS (Van Zee, van de Geijn, "BLIS", ACM TOMS 41(3), 2015).
@@ -45,9 +45,11 @@ from engine_worker.compiled.vector import (
 FLOAT: Final = 0
 HALF: Final = 1
 BYTE: Final = 2
-"""Kinds of weights. A panel of bytes begins with the float32 scales of its WIDTH columns."""
-SIZES: Final = (4, 2, 1)
-_KINDS: Final = (F32, F16, I8)
+LEVEL: Final = 3
+"""Kinds of `b`. A panel of bytes begins with the float32 scales of its WIDTH columns; levels are bytes whose scales
+the caller applies, to `a` or to `c`."""
+SIZES: Final = (4, 2, 1, 1)
+_KINDS: Final = (F32, F16, I8, I8)
 SPREAD: Final = 4 * WIDTH
 """Numbers from one row of `a` to the next where its rows are not innermost."""
 
@@ -57,9 +59,9 @@ def _widened(builder: Any, kind: int, address: Any, scale: Any) -> Any:
     loaded = load(builder, address, ir.VectorType(_KINDS[kind], LANES), align=SIZES[kind])
     if kind == HALF:
         return builder.fpext(loaded, VECTOR)
-    if kind == BYTE:
-        whole = builder.sext(loaded, ir.VectorType(I32, LANES))
-        return builder.fmul(builder.sitofp(whole, VECTOR), scale)
+    if kind in (BYTE, LEVEL):
+        whole = builder.sitofp(builder.sext(loaded, ir.VectorType(I32, LANES)), VECTOR)
+        return builder.fmul(whole, scale) if kind == BYTE else whole
     return loaded
 
 
@@ -191,7 +193,7 @@ def _emit_tile(
         switch = builder.switch(which, after)
         for number, wide, height in product(range(len(SIZES)), (False, True), range(1, MAX_ROWS + 1)):
             if number == BYTE and wide:
-                continue  # the cache is never kept in bytes
+                continue  # only the cache meets rows that lie so, and its bytes are levels
             case = builder.append_basic_block(f"kind{number}{wide:d}rows{height}")
             switch.add_case(int64((2 * number + wide) * MAX_ROWS + height), case)
             with builder.goto_block(case):

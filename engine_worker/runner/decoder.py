@@ -118,7 +118,7 @@ def cache_dtype(config: EngineConfig, loaded: LoadedModel) -> torch.dtype:
     """What the decoder for this model keeps keys and values in."""
     if config.precision == "fp32" or _not_compiled(config, loaded) is not None:
         return torch.float32
-    return torch.float16
+    return torch.int8 if config.precision == "int8" else torch.float16
 
 
 def _not_compiled(config: EngineConfig, loaded: LoadedModel) -> str | None:
