@@ -21,6 +21,12 @@ from tests.pages import NOBODY, OPERATOR, OWNER, PAGES, RECENT, admin_lists, pat
 WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
 
+HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap")]
+    .filter((wrap) => (innerWidth > 1000 || wrap.querySelector(".cards")) && wrap.scrollWidth > wrap.clientWidth + 1)
+    .map((wrap) => wrap.getAttribute("aria-label"))"""
+"""Tables whose last columns nobody sees without scrolling: on a wide screen none may, and those that are
+cards on a phone."""
+
 WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
     .reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
 """All that the page made the browser load, in bytes, uncompressed, from its cache or not."""
@@ -41,6 +47,7 @@ def in_every_look(visitor: Visitor, name: str, *, context: str | None = None) ->
         visitor.shoot(f"{name}-{screen}", full_page=name != "chat")
         wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
+        assert page.evaluate(HIDDEN) == [], f"{name} on {screen}"
         found = Axe().run(page, context=context, options={"runOnly": WCAG})
         assert found.violations_count == 0, f"{name}: {found.generate_report()}"
     page.set_viewport_size({"width": 1280, "height": 800})
