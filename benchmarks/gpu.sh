@@ -13,21 +13,26 @@ if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
 fi
 "$python" -c 'import torch, triton, transformers; print("torch", torch.__version__, "triton", triton.__version__, "transformers", transformers.__version__, torch.cuda.get_device_name())'
 
-# Most of the tests' time is the compiling of kernels, on one core each: so two at once. The
+# Most of the tests' time is the compiling of kernels, on one core each: so three at once. The
 # project's own pytest settings start servers, which no GPU test needs.
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
 gpu_tests() {
   timeout 150 "$python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
-    tests/engine_worker/attention/test_triton_kernels.py tests/engine_worker/attention/test_cuda.py -k "$1"
+    "$@"
 }
-gpu_tests decode >"$logs/decode" 2>&1 & decode=$!
-gpu_tests "not decode" >"$logs/rest" 2>&1 & rest=$!
+kernels="tests/engine_worker/attention/test_triton_kernels.py tests/engine_worker/attention/test_cuda.py"
+# shellcheck disable=SC2086 # two files
+gpu_tests $kernels -k decode >"$logs/decode" 2>&1 & decode=$!
+# shellcheck disable=SC2086
+gpu_tests $kernels -k "not decode" >"$logs/rest" 2>&1 & rest=$!
+gpu_tests tests/engine_worker/runner/test_gpu_steps.py >"$logs/steps" 2>&1 & steps=$!
 status=0
 wait "$decode" || status=1
 wait "$rest" || status=1
-tail -n 25 "$logs/decode" "$logs/rest"
+wait "$steps" || status=1
+tail -n 25 "$logs/decode" "$logs/rest" "$logs/steps"
 [ "$status" = 0 ] && tests=passed || tests=FAILED
 
-"$python" -m benchmarks.gpu --budget-s 310 --tests "$tests" "$@" || status=1
+"$python" -m benchmarks.gpu --budget-s 280 --tests "$tests" "$@" || status=1
 exit "$status"

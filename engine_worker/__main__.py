@@ -12,7 +12,8 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.engine.build import follow
 from engine_worker.engine.embedding_engine import EmbeddingEngine
-from engine_worker.engine.types import Engine, UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
+from engine_worker.engine.types import Engine
 from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_models, run_worker

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from engine_worker.engine.types import Engine, EngineDead, EngineRequest, EngineStats, RequestOutput
+from engine_worker.engine.errors import EngineDead
+from engine_worker.engine.types import Engine, EngineRequest, EngineStats, RequestOutput
 from engine_worker.protocol import FinishReason, SamplingParams
 
 _PREFIX = "weir-canary-"

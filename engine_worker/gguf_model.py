@@ -30,7 +30,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner.families import refuse_unsupported
 
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types (llama.cpp, llama.h: llama_token_attr)

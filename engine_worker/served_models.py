@@ -15,7 +15,8 @@ import structlog
 
 from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, ControlBroker, WorkerBroker
-from engine_worker.engine.types import Engine, EngineFailure
+from engine_worker.engine.errors import EngineFailure
+from engine_worker.engine.types import Engine
 from engine_worker.model_card import ModelCardError
 from engine_worker.model_store import ModelStoreError
 from engine_worker.protocol import ModelAnswer, ModelCard, ModelCommand, ProtocolError

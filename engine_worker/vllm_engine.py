@@ -19,18 +19,11 @@ from transformers import AutoConfig
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest, UnsupportedModel
 from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.sequence import Sequence
-from engine_worker.engine.types import (
-    DuplicateRequest,
-    EngineDead,
-    EngineRequest,
-    EngineStats,
-    InvalidRequest,
-    StepOutputs,
-    UnsupportedModel,
-)
+from engine_worker.engine.types import EngineRequest, EngineStats, StepOutputs
 from engine_worker.protocol import EngineError, FinishReason, PositionLogprobs, TokenLogprob
 from engine_worker.runner.model_loader import read_vocabulary
 

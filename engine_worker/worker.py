@@ -26,7 +26,8 @@ from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
-from engine_worker.engine.types import Engine, EngineDead, EngineFailure, EngineRequest
+from engine_worker.engine.errors import EngineDead, EngineFailure
+from engine_worker.engine.types import Engine, EngineRequest
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import FinishReason, ModelCard
 from engine_worker.tracing import Phases

@@ -66,6 +66,7 @@ def measure_model(
 ) -> None:
     model = random_model(config, device, dtype)
     report.part(f"decode, {name}", partial(models.decode, report, roof, name, model, tiny=tiny))
+    report.part(f"choice, {name}", partial(models.choice, report, name, model, tiny=tiny))
     report.part(f"first token, {name}", partial(models.first_token, report, name, model, tiny=tiny))
     if device.type == "cuda":
         report.part(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from benchmarks.gpu.kernels import BLOCK_SIZE, Roof
-from benchmarks.gpu.report import Report, seconds, synchronize
-from benchmarks.gpu.stepper import Stepper
+from benchmarks.gpu.report import Report, make_room, seconds, synchronize
+from benchmarks.gpu.stepper import DRAWN, GREEDY, SHAPED, Stepper
 from engine_worker.attention import interface
+from engine_worker.runner.gpu_sampler import Choosing
+from engine_worker.runner.rings import Told
 
 _COMMON = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -65,56 +67,96 @@ def weight_bytes(model: torch.nn.Module) -> int:
     return total if model.config.tie_word_embeddings else total - model.get_input_embeddings().weight.nbytes
 
 
-def prompts(model: torch.nn.Module, rows: int, length: int) -> Tensor:
-    """int64[rows, length]"""
+def prompts(model: Any, rows: int, length: int) -> list[list[int]]:
     random = torch.Generator().manual_seed(1)
-    return torch.randint(model.config.vocab_size, (rows, length), generator=random).to(model.device)
+    given: list[list[int]] = torch.randint(model.config.vocab_size, (rows, length), generator=random).tolist()
+    return given
 
 
-def prefill(stepper: Stepper, given: Tensor, budget: int) -> Tensor:
-    """All of `given`, in steps of whole prompts or, where one is too long for a step, in chunks. int64[rows]"""
-    rows, length = given.shape
-    first = []
+def prefill(stepper: Stepper, given: list[list[int]], budget: int) -> list[int]:
+    """All of `given`, in steps of whole prompts or, where one is too long for a step, in chunks: what follows each."""
+    length = len(given[0])
+    first: list[int] = []
     per_step = max(1, budget // length)
-    for row in range(0, rows, per_step):
-        group = range(row, min(rows, row + per_step))
+    for row in range(0, len(given), per_step):
+        rows = range(row, min(len(given), row + per_step))
         for begin in range(0, length, budget):
-            result = stepper.compute([(r, begin, given[r, begin : begin + budget]) for r in group])
-        first.append(result)
-    return torch.cat(first)
+            told = stepper.compute([(r, begin, given[r][begin : begin + budget]) for r in rows])
+        first += told.values()
+    return first
 
 
-def decode(report: Report, roof: Roof, name: str, model: torch.nn.Module, *, tiny: bool) -> None:
+def _decode_steps(stepper: Stepper, context: int, ids: list[int], steps: int) -> None:
+    """As the engine's loop: a step is launched, then the tokens of the one before are waited for."""
+    stepper.start_decoding(context, ids)
+    before = stepper.decode()
+    for _ in range(steps - 1):
+        told = stepper.decode()
+        before.values()
+        before = told
+    before.values()
+
+
+def decode(report: Report, roof: Roof, name: str, model: Any, *, tiny: bool) -> None:
     context, steps = (16, 2) if tiny else (1024, 16)
+    ways = {"greedy": GREEDY, "sampled": DRAWN, "top-k, top-p, penalty": SHAPED}
     for batch in [2] if tiny else [1, 8, 64, 256]:
-        stepper = Stepper(model, rows=batch, room=context + 512, block_size=4 if tiny else BLOCK_SIZE)
-        # What the cache holds changes no time: it is all zeros.
-        stepper.start_decoding(context, prompts(model, batch, 1)[:, 0])
-        if model.device.type == "cuda":
-            stepper.capture()
+        for way, sampling in ways.items():
+            if way != "greedy" and batch not in (2, 64):
+                continue
+            stepper = Stepper(
+                model,
+                rows=batch,
+                room=context + 64,
+                block_size=4 if tiny else BLOCK_SIZE,
+                sampling=sampling,
+            )
+            # What the cache holds changes no time: it is all zeros.
+            ids = [row[0] for row in prompts(model, batch, 1)]
+            run = partial(_decode_steps, stepper, context, ids, steps)
+            step_s = seconds(run, model.device) / steps
+            shape = stepper.shape
+            kv = (
+                2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * next(model.parameters()).itemsize
+            )
+            floor_s = (weight_bytes(model) + batch * (context + steps // 2) * kv) / roof.bytes_per_s
+            report.add(
+                f"decode, {name}",
+                f"batch {batch}, context {context}, {way}, {stepper.attention}",
+                f"{batch / step_s:.0f} tokens/s, {step_s * 1e3:.2f} ms",
+                f"{floor_s / step_s:.0%} of the bandwidth roofline",
+            )
+            del stepper, run
+            make_room()
 
-        def run(stepper: Stepper = stepper) -> None:
-            stepper.start_decoding(context, stepper.ids[0])
-            for _ in range(steps):
-                stepper.decode()
 
-        step_s = seconds(run, model.device) / steps
-        shape = stepper.attention.shape
-        kv = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * next(model.parameters()).itemsize
-        floor_s = (weight_bytes(model) + batch * (context + steps // 2) * kv) / roof.bytes_per_s
-        report.add(
-            f"decode, {name}",
-            f"batch {batch}, context {context}, {stepper.attention.name}",
-            f"{batch / step_s:.0f} tokens/s, {step_s * 1e3:.2f} ms",
-            f"{floor_s / step_s:.0%} of the bandwidth roofline",
-        )
+def choice(report: Report, name: str, model: Any, *, tiny: bool) -> None:
+    """What choosing the tokens takes by itself, as the graph that it is."""
+    for batch in [2] if tiny else [1, 64, 256]:
+        for way, sampling in {"greedy": GREEDY, "sampled": DRAWN, "top-k, top-p, penalty": SHAPED}.items():
+            stepper = Stepper(
+                model, rows=batch, room=16 if tiny else 1024, block_size=4 if tiny else BLOCK_SIZE
+            )
+            choosing: list[Any] = [Choosing(sampling, 1, 9, range(1, 4)) for _ in range(batch)]  # type: ignore[arg-type]
+            run = partial(_choose, stepper, choosing)
+            report.add(
+                f"choice, {name}", f"batch {batch}, {way}", f"{seconds(run, model.device) * 1e6:.0f} us"
+            )
 
 
-def first_token(report: Report, name: str, model: torch.nn.Module, *, tiny: bool) -> None:
+def _choose(stepper: Stepper, choosing: list[Any]) -> None:
+    stepper.decoder.choose(choosing).values()
+
+
+def first_token(report: Report, name: str, model: Any, *, tiny: bool) -> None:
     """A prompt arrives among running streams and is computed in chunks beside their tokens."""
     streams, context, length, chunk = (1, 8, 9, 5) if tiny else (32, 1024, 2048, 512)
     stepper = Stepper(
-        model, rows=streams + 1, room=max(context + 64, length + 8), block_size=4 if tiny else BLOCK_SIZE
+        model,
+        rows=streams + 1,
+        room=max(context + 64, length + 8),
+        block_size=4 if tiny else BLOCK_SIZE,
+        budget=chunk + streams,
     )
     given = prompts(model, 1, length)[0]
     tokens = prompts(model, streams, 1)
@@ -123,7 +165,7 @@ def first_token(report: Report, name: str, model: torch.nn.Module, *, tiny: bool
         began = last = time.perf_counter()
         for step, begin in enumerate(range(0, length, chunk)):
             running = [(row, context + step, tokens[row]) for row in range(streams)]
-            stepper.compute([*running, (streams, begin, given[begin : begin + chunk])]).tolist()
+            stepper.compute([*running, (streams, begin, given[begin : begin + chunk])]).values()
             gaps.append(time.perf_counter() - last)
             last = time.perf_counter()
         waits.append(last - began)
@@ -138,25 +180,29 @@ def first_token(report: Report, name: str, model: torch.nn.Module, *, tiny: bool
 
 
 def generate(
-    model: torch.nn.Module, given: Tensor, new_tokens: int, *, budget: int, block_size: int
-) -> Iterator[Tensor]:
-    """int64[rows] at a time: greedy continuations of all prompts at once. The first is a warm-up's, for nothing."""
-    rows, length = given.shape
-    stepper = Stepper(model, rows=rows, room=length + new_tokens + 4, block_size=block_size)
+    model: Any, given: list[list[int]], new_tokens: int, *, budget: int, block_size: int
+) -> Iterator[list[int]]:
+    """A token of each at a time: greedy continuations of all prompts. The first is a warm-up's, for nothing."""
+    rows, length = len(given), len(given[0])
+    stepper = Stepper(model, rows=rows, room=length + new_tokens + 4, block_size=block_size, budget=budget)
     first = prefill(stepper, given, budget)
     stepper.start_decoding(length, first)
-    if model.device.type == "cuda":
-        stepper.capture()
+    stepper.decode().values()
     yield first
     first = prefill(stepper, given, budget)
     stepper.start_decoding(length, first)
     yield first
+    before: Told | None = None
     for _ in range(new_tokens - 1):
-        stepper.decode()
-        yield stepper.ids[0].clone()
+        told = stepper.decode()
+        if before is not None:
+            yield before.values()
+        before = told
+    if before is not None:
+        yield before.values()
 
 
-def against_transformers(report: Report, name: str, model: torch.nn.Module) -> None:
+def against_transformers(report: Report, name: str, model: Any) -> None:
     rows, length, new_tokens = 64, 256, 128
     given = prompts(model, rows, length)
     ours = generate(model, given, new_tokens, budget=4096, block_size=BLOCK_SIZE)
@@ -166,7 +212,7 @@ def against_transformers(report: Report, name: str, model: torch.nn.Module) -> N
     assert sum(1 for _ in ours) == new_tokens
     synchronize(model.device)
     our_s = time.perf_counter() - began
-    theirs_s = _continuous_batching(model, given.tolist(), new_tokens)
+    theirs_s = _continuous_batching(model, given, new_tokens)
     rate, their_rate = rows * new_tokens / our_s, rows * new_tokens / theirs_s
     report.add(
         f"generate, {name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -36,6 +37,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def make_room() -> None:
+    """Gives back the memory of decoders that are gone: their graphs hold themselves until somebody looks."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 @dataclass
 class Report:
     """Rows as they are measured. A part that fails or finds no time left is a row too, and the rest goes on."""
@@ -60,8 +68,7 @@ class Report:
             self.failed |= required
             message = " ".join(f"{type(error).__name__}: {error}".split())
             self.add(name, "", "FAILED" if required else "not available", message[:160])
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        make_room()
 
     def table(self) -> str:
         header = ("what", "case", "measured", "compared")

@@ -9,11 +9,12 @@ from math import isfinite
 from tokenizers import Tokenizer
 
 from engine_worker.engine.detokenizer import Detokenizer
+from engine_worker.engine.errors import InvalidRequest
 from engine_worker.engine.grammar import GrammarError, Grammars, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.sequence import Sequence
-from engine_worker.engine.types import EngineRequest, InvalidRequest
+from engine_worker.engine.types import EngineRequest
 from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
 
 

@@ -15,17 +15,9 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
 from engine_worker.engine.build import Built, build
 from engine_worker.engine.core import EngineCore, Step
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, EngineFailure
 from engine_worker.engine.measurements import Measurements
-from engine_worker.engine.types import (
-    DuplicateRequest,
-    EngineDead,
-    EngineFailure,
-    EngineRequest,
-    EngineStats,
-    OutputKind,
-    RequestOutput,
-    StepOutputs,
-)
+from engine_worker.engine.types import EngineRequest, EngineStats, OutputKind, RequestOutput, StepOutputs
 from engine_worker.protocol import FinishReason, PositionLogprobs, SamplingParams
 
 log = structlog.get_logger(__name__)

@@ -19,12 +19,13 @@ import torch
 
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.device import Device, Flight
+from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.executor import Result
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.scheduler import Scheduled, Scheduler
 from engine_worker.engine.sequence import Sequence, Status
-from engine_worker.engine.types import EngineDead, EngineStats, RequestOutput
+from engine_worker.engine.types import EngineStats, RequestOutput
 from engine_worker.protocol import EngineError, FinishReason
 
 log = structlog.get_logger(__name__)

@@ -14,16 +14,9 @@ import structlog
 import torch
 
 from engine_worker.config import EngineConfig
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest
 from engine_worker.engine.measurements import Measurements
-from engine_worker.engine.types import (
-    DuplicateRequest,
-    EngineDead,
-    EngineRequest,
-    EngineStats,
-    InvalidRequest,
-    RequestOutput,
-    StepOutputs,
-)
+from engine_worker.engine.types import EngineRequest, EngineStats, RequestOutput, StepOutputs
 from engine_worker.protocol import EngineError, Finish, FinishReason
 from engine_worker.runner.encoder import Encoder
 

@@ -125,26 +125,3 @@ class Engine(Protocol):
 
     def room(self) -> int:
         """How many more requests could start now, by slots and free blocks: the worker claims no more than that."""
-
-
-class EngineFailure(Exception):
-    """Root of the engine's errors.
-
-    EngineFailure
-    ├── InvalidRequest      the caller's fault; the message says what to change
-    ├── DuplicateRequest    the id is in use
-    ├── UnsupportedModel    at start: this architecture is not served
-    └── EngineDead          the loop has stopped; nothing more will come
-    """
-
-
-class InvalidRequest(EngineFailure): ...
-
-
-class DuplicateRequest(EngineFailure): ...
-
-
-class UnsupportedModel(EngineFailure): ...
-
-
-class EngineDead(EngineFailure): ...

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engine_worker.attention.interface import Segment
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 
 _PREFIX: Final = "base_model.model."
 _WANTED: Final[dict[str, tuple[Any, ...]]] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.interface import PLAN, KVShape, Segment
 from engine_worker.config import EngineConfig
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner import group
 from engine_worker.runner.adapters import Adapters
 from engine_worker.runner.linears import pack_linears

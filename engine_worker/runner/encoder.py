@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 
 ENCODERS: Final = ("bert",)
 

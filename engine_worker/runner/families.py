@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig
 
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 
 SUPPORTED: Final = ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 """Each is proven token for token against `transformers` in tests/engine_worker/engine/test_families.py."""

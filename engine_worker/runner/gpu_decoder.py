@@ -8,10 +8,10 @@ a copy that holds up neither.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel
 from engine_worker.runner.rings import BackRing, Ring, Told
 from engine_worker.runner.streams import CudaStreams, Streams
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class GpuDecoder:
@@ -230,7 +230,7 @@ class GpuDecoder:
         def run() -> None:
             _copy(self._run(ids, positions, sources, plan, keep), self._logits[:rows])
 
-        log.info("gpu.graph", rows=rows)
+        log.info("gpu.graph rows=%d", rows)
         self._graphs[rows] = graph = self._streams.capture(run)
         return graph
 
@@ -243,7 +243,7 @@ class GpuDecoder:
             logits = self._logits[:rows, : self._vocab_size]
             _copy(choose(logits, settings, self._tokens[0], level), self._chosen[:rows])
 
-        log.info("gpu.choice_graph", rows=rows, level=level.name)
+        log.info("gpu.choice_graph rows=%d level=%s", rows, level.name)
         self._choice_graphs[rows, level] = graph = self._streams.capture(run)
         return graph
 

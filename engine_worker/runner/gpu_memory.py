@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import torch
 
 from engine_worker.attention.interface import KVShape, Segment
 from engine_worker.config import EngineConfig
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner import group
 from engine_worker.runner.gpu_decoder import GpuDecoder
 from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel
@@ -35,6 +36,7 @@ def free_blocks(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> in
     # What the device lacks, and not what tensors hold: graphs, libraries and the context itself count as well.
     free, total = torch.cuda.mem_get_info(device)
     del trial
+    gc.collect()  # graphs and what they compute in hold each other
     torch.cuda.empty_cache()
     count = blocks_that_fit(
         total=total,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.engine.noise import uniform
-from engine_worker.protocol import SamplingParams
 from engine_worker.runner.nucleus import floors
+
+if TYPE_CHECKING:
+    from engine_worker.protocol import SamplingParams
 
 
 class Level(IntEnum):

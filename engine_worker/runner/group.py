@@ -7,24 +7,24 @@ with it: torchrun ends the others, and whoever supervises torchrun starts all of
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from engine_worker.attention.interface import Segment
-from engine_worker.engine.types import EngineDead, UnsupportedModel
+from engine_worker.engine.errors import EngineDead, UnsupportedModel
 
 if TYPE_CHECKING:
     from engine_worker.runner.decoder import Decoder
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _FOREVER: Final = timedelta(days=365)
 """An idle group waits for its next step. A rank that dies is noticed at once: its connections close."""
@@ -106,7 +106,7 @@ def follow(decoder: Decoder) -> None:
     # The leader is told to stop as well, and still needs everybody for what it has begun.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    log.info("group.following", rank=dist.get_rank(), pid=os.getpid())
+    log.info("group.following rank=%d pid=%d", dist.get_rank(), os.getpid())
     while (message := _tell(None)) is not None:
         verb, arguments = message
         with torch.inference_mode():

@@ -14,7 +14,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner import group
 from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
 

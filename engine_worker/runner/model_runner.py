@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine_worker.attention.interface import KVShape, zeroed
 from engine_worker.config import EngineConfig
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.engine.scheduler import Scheduled
 from engine_worker.engine.swap import Move
-from engine_worker.engine.types import UnsupportedModel
 from engine_worker.runner import group
 from engine_worker.runner.decoder import Decoder, cache_dtype, make_decoder
 from engine_worker.runner.model_loader import LoadedModel

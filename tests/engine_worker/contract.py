@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine_worker.engine.types import DuplicateRequest, Engine, EngineDead, EngineRequest, InvalidRequest
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest
+from engine_worker.engine.types import Engine, EngineRequest
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import Collected, request
 from tests.engine_worker.models import greedy

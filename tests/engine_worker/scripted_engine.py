@@ -13,16 +13,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest
 from engine_worker.engine.measurements import Measurements
-from engine_worker.engine.types import (
-    DuplicateRequest,
-    EngineDead,
-    EngineRequest,
-    EngineStats,
-    InvalidRequest,
-    RequestOutput,
-    StepOutputs,
-)
+from engine_worker.engine.types import EngineRequest, EngineStats, RequestOutput, StepOutputs
 from engine_worker.protocol import Finish, FinishReason
 
 FIRST_LETTER_ID = 97

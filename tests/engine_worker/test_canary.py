@@ -10,7 +10,7 @@ import pytest
 from engine_worker.canary import Canary
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.engine.types import EngineDead
+from engine_worker.engine.errors import EngineDead
 from tests.engine_worker.models import make_tiny_model
 
 

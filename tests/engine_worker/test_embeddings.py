@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.embedding_engine import EmbeddingEngine
-from engine_worker.engine.types import EngineRequest, InvalidRequest, UnsupportedModel
+from engine_worker.engine.errors import InvalidRequest, UnsupportedModel
+from engine_worker.engine.types import EngineRequest
 from engine_worker.model_store import EMBEDDING_MODEL, ModelStoreError, ensure_model
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import Chunk, SamplingParams, decode, encode

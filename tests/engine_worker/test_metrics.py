@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine_worker import metrics
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.engine.errors import InvalidRequest
 from engine_worker.engine.measurements import PHASES, Distribution
 from engine_worker.engine.meter import Meter
-from engine_worker.engine.types import InvalidRequest
 from engine_worker.protocol import SamplingParams
 from tests.engine_worker.engine.test_scheduler import compute, make, sequence
 from tests.engine_worker.models import make_tiny_model

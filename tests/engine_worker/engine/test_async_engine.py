@@ -12,15 +12,8 @@ import pytest
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.engine.types import (
-    DuplicateRequest,
-    Engine,
-    EngineDead,
-    InvalidRequest,
-    OutputKind,
-    RequestOutput,
-    UnsupportedModel,
-)
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest, UnsupportedModel
+from engine_worker.engine.types import Engine, OutputKind, RequestOutput
 from engine_worker.protocol import FinishReason, SamplingParams
 from tests.engine_worker.driving import request
 from tests.engine_worker.models import greedy

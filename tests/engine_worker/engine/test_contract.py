@@ -14,8 +14,9 @@ import torch
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.engine.errors import EngineDead, InvalidRequest, UnsupportedModel
 from engine_worker.engine.sequence import Sequence
-from engine_worker.engine.types import Engine, EngineDead, InvalidRequest, UnsupportedModel
+from engine_worker.engine.types import Engine
 from engine_worker.vllm_engine import VLLMEngine
 from tests.engine_worker.contract import PROMPT, EngineContract, follow, run
 from tests.engine_worker.driving import request

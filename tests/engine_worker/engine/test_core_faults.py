@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_worker.engine.build import Built
-from engine_worker.engine.types import EngineDead, InvalidRequest
+from engine_worker.engine.errors import EngineDead, InvalidRequest
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import Driver, request, run_tokens
 

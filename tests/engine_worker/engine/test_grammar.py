@@ -7,7 +7,7 @@ import json
 import pytest
 from llguidance import LLMatcher
 
-from engine_worker.engine.types import InvalidRequest
+from engine_worker.engine.errors import InvalidRequest
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import Driver, request
 

@@ -13,10 +13,10 @@ from llguidance import LLMatcher
 
 from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.core import EngineCore
+from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.grammar import GrammarError
 from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.swap import HostBlocks
-from engine_worker.engine.types import EngineDead
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import Driver, request
 from tests.engine_worker.engine.test_scheduler import sequence

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_worker.config import EngineConfig
+from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
 from engine_worker.engine.slo import Allowance, LatencyController
-from engine_worker.engine.types import EngineDead
 from engine_worker.protocol import Rung
 from tests.engine_worker.driving import Driver, request
 from tests.engine_worker.engine.test_scheduler import compute, make, sequence, shares

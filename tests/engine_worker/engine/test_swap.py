@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine_worker.engine.build import build
+from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.swap import HostBlocks
-from engine_worker.engine.types import EngineDead
 from tests.engine_worker.driving import Driver, request
 
 ASKED = [request(str(i), [i + 1, 2, 3], 40, temperature=0.7, seed=i, logprobs=1) for i in range(4)]

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
-from engine_worker.engine.types import InvalidRequest, UnsupportedModel
+from engine_worker.engine.errors import InvalidRequest, UnsupportedModel
 from engine_worker.runner.adapters import load_adapter
 from tests.engine_worker.driving import Driver, request, run_tokens
 from tests.engine_worker.models import greedy, make_tiny_model, reference

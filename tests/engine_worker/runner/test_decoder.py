@@ -11,7 +11,7 @@ from engine_worker.compiled import team
 from engine_worker.compiled.decoder import CompiledDecoder
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner.decoder import TorchDecoder
 from tests.engine_worker.driving import request, run_tokens
 from tests.engine_worker.models import make_tiny_model

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
-from engine_worker.engine.types import UnsupportedModel
+from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner.families import context_length, refuse_unsupported
 from engine_worker.runner.linears import PackedLinear
 from engine_worker.runner.model_loader import load
