@@ -217,5 +217,5 @@ def test_kernels_compile_and_fit_into_the_shared_memory_of_small_gpus(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     sizes = dict(line.split() for line in done.stdout.splitlines())
-    assert set(sizes) == {"decode", "join", "prefill", "write"}
+    assert {"join", "write", "decode-80-256x2", "prefill-90-128x4", "prefill-80-96x7"} < set(sizes)
     assert all(int(size) <= 99 * 1024 for size in sizes.values()), sizes
