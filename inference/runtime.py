@@ -14,6 +14,7 @@ from django.conf import settings
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from inference.loop_lag import LoopLag
 from inference.models_served import ModelCatalogue
+from inference.reservation_watch import ReservationWatch
 from inference.services.recall import recall_from_ledger
 from inference.site_policy import SitePolicy
 from inference.streams import LiveStreams
@@ -68,6 +69,7 @@ class Runtime:
         self.detached = Detached(self.broker, self.streams.channel)
         self.tenants = TenantWatch()
         self.lag = LoopLag()
+        self.reservations = ReservationWatch(self.quotas)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
@@ -85,6 +87,7 @@ class Runtime:
                 task.cancel()
         self.lag.close()
         await self.tenants.aclose()
+        await self.reservations.aclose()
         await self.detached.aclose()
         await self.streams.aclose()
         await self.models.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -55,6 +56,8 @@ class Ticket:
     lifetime_s: float
     """From now to its deadline."""
     price: Price | None = None
+    take_again: Callable[[], Awaitable[object]] | None = None
+    """Reserves what it holds once more, where Redis has forgotten it."""
     budget_tokens: int | None = None
     """Where a hard budget had room for fewer output tokens than were asked for: so many."""
 
@@ -89,6 +92,8 @@ class Generation:
         self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
         self._is_barred = False
         runtime.tenants.add(self)
+        if ticket.take_again is not None:
+            runtime.reservations.add(self)
 
     def headers(self) -> dict[str, str]:
         """What its client hears of the limits, and of its turn where it waited for it."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -107,22 +108,26 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     created_at_ms = 0
     reservation_id = asked.request_id
 
+    async def take(max_output_tokens: int, *, runs_already: bool = False) -> Decision:
+        return await runtime.quotas.reserve(
+            reservation_id=reservation_id,
+            principal=principal,
+            prompt_tokens=len(asked.prompt_token_ids),
+            max_output_tokens=max_output_tokens,
+            lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
+            model=card.model,
+            price=price,
+            accepted_at=datetime.fromtimestamp(created_at_ms / 1000, tz=UTC),
+            runs_already=runs_already,
+        )
+
     async def reserve() -> Decision:
         # It is accepted when it is admitted: that moment's price and period.
         nonlocal created_at_ms, price
         created_at_ms = int(time.time() * 1000)
         accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
         price = price_at(principal.prices.get(card.model, ()), accepted_at)
-        return await runtime.quotas.reserve(
-            reservation_id=reservation_id,
-            principal=principal,
-            prompt_tokens=len(asked.prompt_token_ids),
-            max_output_tokens=max_tokens * sampling.n,
-            lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
-            model=card.model,
-            price=price,
-            accepted_at=accepted_at,
-        )
+        return await take(max_tokens * sampling.n)
 
     with _released_on_failure(runtime, principal, reservation_id), TRACER.start_as_current_span("reserve"):
         decision, waited = await in_turn(runtime, principal, reservation_id, reserve)
@@ -197,6 +202,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             reservation_id=reservation_id,
             lifetime_s=tier.deadline_s,
             price=price,
+            take_again=partial(take, granted, runs_already=True),
             budget_tokens=granted if granted < max_tokens else None,
         ),
         stream=stream,

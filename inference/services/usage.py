@@ -14,13 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import structlog
+from asgiref.sync import sync_to_async
 from django.conf import settings
 
 from engine_worker.broker import EntryRef, UsageReader
 from engine_worker.protocol import UsageEvent
 from inference.models import UsageRecord
 from inference.services.ledger import record_usage
-from tenants.quotas.store import QuotaStore, Settlement
+from tenants.principal import LimitMetric, LimitScope
+from tenants.principal_selectors import budgets_of
+from tenants.quotas.buckets import Bucket, bucket_of
+from tenants.quotas.store import QuotaStore
+from tenants.quotas.types import Settlement
+
+log = structlog.get_logger(__name__)
 
 BATCH: Final = 500
 _BUDGET_S: Final = 20.0
@@ -71,7 +79,7 @@ def drain_usage(
         entries = reader.read(consumer=consumer, count=count, block_ms=0)
         if entries:
             rows, unfit = record_usage([event for _, event in entries])
-            asyncio.run(_settle(redis_url, rows))
+            asyncio.run(settle_rows(redis_url, rows))
             reader.ack([ref for ref, _ in entries])
             recorded += len(rows)
             parked += len(unfit)
@@ -79,21 +87,37 @@ def drain_usage(
             return Drained(recorded=recorded, parked=parked)
 
 
-async def _settle(redis_url: str, rows: Sequence[UsageRecord]) -> None:
+async def settle_rows(redis_url: str, rows: Sequence[UsageRecord]) -> None:
+    """What was reserved for them is charged as they say. A reservation that Redis has forgotten, it being lost while
+    the request ran, holds nothing any more: its row is booked in the tenant's budgets instead."""
     store = QuotaStore(redis_url, timeout_s=_SETTLE_TIMEOUT_S)
+    reserved = [row for row in rows if row.reservation_id]
     try:
-        await store.settle_many(
-            [
-                Settlement(
-                    tenant_public_id=str(row.tenant.public_id),
-                    reservation_id=row.reservation_id,
-                    prompt_tokens=row.prompt_tokens,
-                    completion_tokens=row.completion_tokens,
-                    cost_microusd=row.cost_microusd,
-                )
-                for row in rows
-                if row.reservation_id
-            ]
-        )
+        known = await store.settle_many([_settlement(row) for row in reserved])
+        for row, is_known in zip(reserved, known, strict=True):
+            # Without a number it was in the ledger before this event came: it was settled or booked then.
+            if not is_known and row.pk is not None:
+                log.warning("reservation_forgotten", request_id=row.request_id)
+                await store.book(row.pk, _settlement(row), await sync_to_async(_budgets_of)(row))
     finally:
         await store.aclose()
+
+
+def _settlement(row: UsageRecord) -> Settlement:
+    return Settlement(
+        tenant_public_id=str(row.tenant.public_id),
+        reservation_id=row.reservation_id,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        cost_microusd=row.cost_microusd,
+    )
+
+
+def _budgets_of(row: UsageRecord) -> list[tuple[LimitMetric, Bucket]]:
+    """Those that the row counts in, of the period in which it was accepted."""
+    return [
+        (limit.metric, bucket_of(principal, limit, row.created_at))
+        for principal, limit in budgets_of(row.tenant)
+        if limit.binds(row.model)
+        and (limit.scope is not LimitScope.KEY or limit.owner_id == str(row.key_public_id))
+    ]

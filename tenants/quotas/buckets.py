@@ -26,6 +26,10 @@ def open_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}open"
 
 
+def late_key(tenant_public_id: str) -> str:
+    return f"{tenant_prefix(tenant_public_id)}late"
+
+
 def refused_key(tenant_public_id: str) -> str:
     return f"{tenant_prefix(tenant_public_id)}refused"
 

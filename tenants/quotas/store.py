@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,11 +13,20 @@ from redis.exceptions import RedisError
 
 from engine_worker.broker.connection import connect, connect_for_scripts, disconnect, is_cluster
 from tenants.pricing import Price
-from tenants.principal import LimitSpec, Principal
+from tenants.principal import LimitMetric, LimitSpec, Principal
 from tenants.quotas import scripts
-from tenants.quotas.buckets import Bucket, bucket_of, line_keys, open_key, record_key, refused_key, warm_key
+from tenants.quotas.buckets import (
+    Bucket,
+    bucket_of,
+    late_key,
+    line_keys,
+    open_key,
+    record_key,
+    refused_key,
+    warm_key,
+)
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import Admitted, BucketState, Decision, Refused
+from tenants.quotas.types import Admitted, BucketState, Decision, Recalled, Refused, Settlement
 
 _DEAD_AFTER_MS: Final = 60_000
 """So long after its lease a reservation that nobody settled is given back: whoever made it is dead."""
@@ -28,25 +37,14 @@ _CLOSED_TTL_MS: Final = 10 * 60_000
 """How long a settled or released id is remembered, against a late repeat of its reserve."""
 
 _RECALL_ATTEMPTS: Final = 3
+_RECALL_AT_MOST_MS: Final = 60_000
 _LINE_TTL_MS: Final = 5000
 _REFUSALS_KEPT: Final = 500
 _REFUSALS_TTL_S: Final = 7 * 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What a reservation turned out to use."""
-
-    tenant_public_id: str
-    reservation_id: str
-    prompt_tokens: int
-    completion_tokens: int
-    cost_microusd: int = 0
-
-
-Recall = Callable[[Principal, Sequence[LimitSpec], datetime], Awaitable[Sequence[int]]]
-"""What the ledger knows of these limits at that moment: of a rate its level in thousandths, of a budget what is
-spent of the current period. Raises QuotaUnavailable when the ledger can't be read."""
+Recall = Callable[[Principal, Sequence[LimitSpec], datetime], Awaitable[Recalled]]
+"""What the ledger knows of these limits at that moment. Raises QuotaUnavailable when the ledger can't be read."""
 
 
 class QuotaStore:
@@ -82,6 +80,7 @@ class QuotaStore:
         model: str = "",
         price: Price | None = None,
         accepted_at: datetime | None = None,
+        runs_already: bool = False,
     ) -> Decision:
         """Takes one request, prompt + max_output tokens, their cost and a slot from every limit that applies,
         or nothing.
@@ -89,6 +88,7 @@ class QuotaStore:
         `reservation_id` is made by the server, unique per request; repeating a call with it takes
         nothing more. `lease_ms` bounds how long its slot is held when nobody settles: the request's
         deadline and a little. `accepted_at` (now, unless given) decides which period of a budget it is.
+        `runs_already`: it was admitted before, and Redis has forgotten it: nothing refuses it now.
 
         Raises:
             QuotaUnavailable: Redis does not answer.
@@ -110,6 +110,7 @@ class QuotaStore:
             0 if price is None else price.prompt_at_most_microusd(prompt_tokens),
             0 if price is None else price.output_microusd_per_mtok,
             0 if self._recall is None else 1,
+            int(runs_already),
         ]
         keys = [record_key(tenant, reservation_id), open_key(tenant), warm_key(tenant)]
         keys += [bucket.key for bucket in buckets]
@@ -153,12 +154,30 @@ class QuotaStore:
                 await self._restore(principal.tenant_public_id, [buckets[i] for i in cold], known)
         raise QuotaUnavailable("Redis forgets limits as fast as they are restored")
 
-    async def _restore(self, tenant: str, buckets: Sequence[Bucket], known: Sequence[int]) -> None:
+    async def _restore(self, tenant: str, buckets: Sequence[Bucket], known: Recalled) -> None:
         await self._call(
             "restore",
-            [warm_key(tenant), *(bucket.key for bucket in buckets)],
-            [*(value for bucket in buckets for value in bucket.args), *known],
+            [warm_key(tenant), late_key(tenant), *(bucket.key for bucket in buckets)],
+            [known.through, *(value for bucket in buckets for value in bucket.args), *known.amounts],
         )
+
+    async def forgotten(self, reservations: Sequence[tuple[str, str]]) -> list[bool]:
+        """Of each (tenant, reservation id) whether Redis does not know it."""
+        async with _bounded(self._timeout_s):
+            pipe = self._redis.pipeline(transaction=False)
+            for tenant, reservation_id in reservations:
+                pipe.exists(record_key(tenant, reservation_id))
+            return [not known for known in await pipe.execute()]
+
+    async def book(self, row_id: int, row: Settlement, budgets: Sequence[tuple[LimitMetric, Bucket]]) -> None:
+        """Counts a row of the ledger whose reservation is forgotten: once, in those of the budgets that were not put
+        back from a ledger that had it already."""
+        tenant = row.tenant_public_id
+        keys = [record_key(tenant, row.reservation_id), late_key(tenant)]
+        keys += [bucket.key for _, bucket in budgets]
+        units = [row.units(metric) for metric, _ in budgets]
+        if not await self._call("book", keys, [row_id, _RECORD_GRACE_MS, _RECALL_AT_MOST_MS, *units]):
+            await self.settle(**asdict(row))  # its gateway has just taken it again
 
     async def settle(
         self,
@@ -168,34 +187,26 @@ class QuotaStore:
         prompt_tokens: int,
         completion_tokens: int,
         cost_microusd: int = 0,
-    ) -> None:
-        """Charges the exact figure and frees the slot. The first call counts, every later one changes nothing."""
+    ) -> bool:
+        """Charges the exact figure and frees the slot. The first call counts, every later one changes nothing.
+
+        Returns False when Redis does not know the reservation.
+        """
         if min(prompt_tokens, completion_tokens, cost_microusd) < 0:
             raise ValueError("counts must not be negative")
-        await self._call(
+        verdict = await self._call(
             "settle",
             [record_key(tenant_public_id, reservation_id), open_key(tenant_public_id)],
             [reservation_id, prompt_tokens, completion_tokens, cost_microusd, _CLOSED_TTL_MS],
         )
+        return int(verdict) >= 0
 
-    async def settle_many(self, settlements: Sequence[Settlement]) -> None:
+    async def settle_many(self, settlements: Sequence[Settlement]) -> list[bool]:
         """Settles a batch in one round trip (on a cluster one each), for the ledger; each as `settle` would."""
         if not settlements:
-            return
+            return []
         if is_cluster(self._redis):  # its pipelines take no scripts
-            await asyncio.gather(
-                *(
-                    self.settle(
-                        tenant_public_id=one.tenant_public_id,
-                        reservation_id=one.reservation_id,
-                        prompt_tokens=one.prompt_tokens,
-                        completion_tokens=one.completion_tokens,
-                        cost_microusd=one.cost_microusd,
-                    )
-                    for one in settlements
-                )
-            )
-            return
+            return await asyncio.gather(*(self.settle(**asdict(one)) for one in settlements))
         script = scripts.load("settle")
         async with _bounded(self._timeout_s):
             # Loaded first: a pipeline can't fall back to the text for one of its commands.
@@ -210,7 +221,7 @@ class QuotaStore:
                 if min(counts) < 0:
                     raise ValueError("counts must not be negative")
                 pipe.evalsha(script.sha1, 2, *keys, one.reservation_id, *counts, _CLOSED_TTL_MS)
-            await pipe.execute()
+            return [int(verdict) >= 0 for verdict in await pipe.execute()]
 
     async def release(self, *, tenant_public_id: str, reservation_id: str) -> None:
         """As if it never was: for a request that could not be queued after all. Idempotent."""

@@ -42,4 +42,48 @@ class Refused:
 
 Decision = Admitted | Refused
 
-__all__ = ["Admitted", "BucketState", "Decision", "LimitMetric", "LimitScope", "LimitSpec", "Refused"]
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the ledger knows of some limits at one moment."""
+
+    amounts: tuple[int, ...]
+    """Of a rate its level in thousandths, of a budget what is spent of the current period."""
+    through: int = 0
+    """The last row that they count: those written since are booked one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a reservation turned out to use."""
+
+    tenant_public_id: str
+    reservation_id: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int = 0
+
+    def units(self, metric: LimitMetric) -> int:
+        match metric:
+            case LimitMetric.INPUT_TOKENS:
+                return self.prompt_tokens
+            case LimitMetric.OUTPUT_TOKENS:
+                return self.completion_tokens
+            case LimitMetric.TOKENS:
+                return self.prompt_tokens + self.completion_tokens
+            case LimitMetric.COST:
+                return self.cost_microusd
+        return 1
+
+
+__all__ = [
+    "Admitted",
+    "BucketState",
+    "Decision",
+    "LimitMetric",
+    "LimitScope",
+    "LimitSpec",
+    "Recalled",
+    "Refused",
+    "Settlement",
+]

@@ -93,5 +93,5 @@ def drain_and_die(step: str) -> None:
         async def die(redis_url: str, rows: Sequence[UsageRecord]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        usage._settle = die
+        usage.settle_rows = die
     usage.drain_usage(reader=DyingReader(step), redis_url=ledger_redis_url(), consumer="mortal")

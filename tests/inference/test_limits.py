@@ -20,8 +20,8 @@ from inference.services.refusal import refusal
 from tenants.models import ModelPrice, Tenant
 from tenants.principal import Calendar, LimitMetric, LimitScope, Principal
 from tenants.principal_selectors import find_stored_key
-from tenants.quotas.store import QuotaStore, Settlement
-from tenants.quotas.types import Admitted, BucketState, Refused
+from tenants.quotas.store import QuotaStore
+from tenants.quotas.types import Admitted, BucketState, Refused, Settlement
 from tenants.services import remove_quota_limit, set_quota_limit
 from tests.factories import TEST, a_budget, a_limit, a_principal, make_key, make_tenant, set_limit
 from tests.inference.ledger_driving import an_event, ledger_redis_url
@@ -139,8 +139,8 @@ async def test_the_ledger_is_played_back_never_fuller_than_it_was(tenant):
         a_limit(LimitMetric.TOKENS, 60, period_s=60, burst=200),
         a_limit(LimitMetric.CONCURRENCY, 3),
     ]
-    known = await recall_from_ledger(principal, limits, now)
-    assert known[:4] == [180, 2 * 110 + 3 * 55, 55, 110]
+    known = (await recall_from_ledger(principal, limits, now)).amounts
+    assert known[:4] == (180, 2 * 110 + 3 * 55, 55, 110)
     # A day's requests: 4 used of 6, refilled at one in four hours since yesterday's.
     assert 2_000 <= known[4] < 6_000
     # 200 full; 150 at -90 s, one a second back: full is 200 again only after 150 s. True: 50+60-15+10-15+20 = 110.

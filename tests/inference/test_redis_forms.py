@@ -17,8 +17,8 @@ from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
 from inference.streams import LiveStreams
 from tenants.principal import LimitMetric
-from tenants.quotas.store import QuotaStore, Settlement
-from tenants.quotas.types import Admitted
+from tenants.quotas.store import QuotaStore
+from tenants.quotas.types import Admitted, Settlement
 from tests import redis_fleets
 from tests.engine_worker.broker.driving import card, until
 from tests.engine_worker.scripted_engine import ScriptedEngine, expected_output

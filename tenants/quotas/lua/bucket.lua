@@ -8,7 +8,8 @@
 -- A concurrency limit is a sorted set of reservation ids by the ms at which each lease lapses.
 --
 -- A budget is a hash {spent, reserved} of one calendar period, which is part of its key, so that there is
--- nothing to reset. What is settled is spent; what is reserved may yet turn out less.
+-- nothing to reset. What is settled is spent; what is reserved may yet turn out less. One that was put back from
+-- the ledger has `through`: the last row of which its `spent` tells.
 --
 -- A bucket is a table {key, metric, amount, period, burst, hard, known_as}: `period` in s, SLOTS or BUDGET;
 -- `burst` of a rate; of a budget the ms at which its period ends; `hard` of a budget: it refuses, and does not

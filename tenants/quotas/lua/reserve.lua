@@ -14,7 +14,8 @@
 -- ARGV[7]   what the prompt costs at most, micro-USD
 -- ARGV[8]   what output costs, micro-USD per million tokens
 -- ARGV[9]   1: what Redis does not know is to be recalled from the ledger first; 0: it is taken for full
--- ARGV[10..] per bucket: metric, amount, period, burst, hard, known as (see bucket.lua)
+-- ARGV[10]  1: it runs already, and Redis has forgotten it: all that it holds is taken again, whatever is left
+-- ARGV[11..] per bucket: metric, amount, period, burst, hard, known as (see bucket.lua)
 -- returns   {verdict, binding bucket from 1 or 0, retry after ms or -1 (never), asked of the binding
 --           bucket, granted output tokens, then per bucket: remaining in whole units, ms until full}
 --           verdict: 'admitted'; 'refused'; 'spent' (a budget is used up); 'closed' (this id was settled or
@@ -30,13 +31,14 @@
 -- Reservations of the dead are given back here, a few at a time: only who asks needs what they hold.
 --
 -- Example: EVALSHA sha 4 weir:{t:T}:reservation:r1 weir:{t:T}:open weir:{t:T}:warm weir:{t:T}:quota:tenant:T:tokens:60
---          r1 20 100 60000 60000 86460000 0 0 0 tokens 6000 60 6000 1 tenant:T  ->  {admitted, 0, 0, 0, 100, 5880, 1200}
+--          r1 20 100 60000 60000 86460000 0 0 0 0 tokens 6000 60 6000 1 tenant:T  ->  {admitted, 0, 0, 0, 100, 5880, 1200}
 
 local id, prompt, output = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local lease, grace, record_ttl = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local prompt_cost, output_price = tonumber(ARGV[7]), tonumber(ARGV[8])
+local runs_already = ARGV[10] == '1'
 local now = now_ms()
-local buckets = buckets_from(4, 10)
+local buckets = buckets_from(4, 11)
 
 local record_prefix = string.sub(KEYS[1], 1, #KEYS[1] - #id)
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', text(now), 'LIMIT', 0, 20)) do
@@ -98,7 +100,7 @@ local POLL_MS = 1000
 local verdict, binding, wait, asked = 'refused', 0, 0, 0
 local function refuse(index, ms, units, kind)
   -- Of several that refuse, the one that refuses longest binds; -1 is for ever.
-  if wait == -1 then return end
+  if wait == -1 or runs_already then return end
   if binding == 0 or ms == -1 or ms > wait then
     verdict, binding, wait, asked = kind or 'refused', index, ms, units
   end
@@ -107,7 +109,7 @@ end
 -- Budgets first: they decide how much output is granted, and so what the rates are asked for.
 local granted = output
 for i, bucket in ipairs(buckets) do
-  if bucket.period == BUDGET and bucket.hard then
+  if bucket.period == BUDGET and bucket.hard and not runs_already then
     local spent, reserved = budget_of(bucket)
     local least = asked_of(bucket, math.min(1, output))
     if least > bucket.amount then
@@ -127,7 +129,7 @@ for i, bucket in ipairs(buckets) do
     redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
     bucket.taken = 1
     local used = redis.call('ZCARD', bucket.key)
-    if used >= bucket.amount then
+    if used >= bucket.amount and not runs_already then
       local lapse = redis.call('ZRANGE', bucket.key, used - bucket.amount, used - bucket.amount, 'WITHSCORES')
       refuse(i, math.max(1, math.min(POLL_MS, tonumber(lapse[2]) - now)), 1)
     end

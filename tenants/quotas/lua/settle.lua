@@ -7,7 +7,7 @@
 -- ARGV[3]  output tokens
 -- ARGV[4]  cost, micro-USD
 -- ARGV[5]  how long the settled record is remembered, ms
--- returns  1 when this call settled it; 0 when it was settled before, or the id is not known (any more)
+-- returns  1 when this call settled it; 0 when it was settled before; -1 when the id is not known (any more)
 --
 -- Settled once, by whoever comes first: the gateway at the end of the stream, the ledger later. After a
 -- release it still charges in full: usage proves that the request did run after all.
@@ -23,7 +23,8 @@ local used = {
   cost = tonumber(ARGV[4]),
 }
 local record = redis.call('HMGET', KEYS[1], 'state', 'buckets')
-if not record[1] or record[1] == 'settled' then return 0 end
+if not record[1] then return -1 end
+if record[1] == 'settled' then return 0 end
 
 local now = now_ms()
 local released = record[1] == 'released'

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
+import redis
+from django.conf import settings
 
-from tenants.principal import LimitMetric, Scope
+from inference.models import UsageRecord
+from inference.services.reconcile import counter_differences
+from inference.services.usage import drain_usage_stream
+from tenants.principal import Calendar, LimitMetric, Scope
+from tenants.quotas.buckets import tenant_prefix
 from tenants.services import change_api_key
 from tests.factories import TEST, make_key, make_tenant, set_limit
 
@@ -82,6 +89,52 @@ def test_a_slot_is_held_until_the_streams_end(site, model):
         while client.post("completions", json=body | {"stream": False, "max_tokens": 1}).status_code == 429:
             assert time.monotonic() < ends_at, "the slot did not come back"
             time.sleep(0.05)
+
+
+def test_what_runs_holds_its_slot_and_its_budget_again_after_redis_forgot_them(site, model):
+    """A cluster that lost the node with a tenant's limits, and not the one with its requests."""
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.CONCURRENCY, 1)
+    set_limit(tenant, LimitMetric.TOKENS, 1_000_000, calendar=Calendar.MONTH)
+    body = {"model": model, "prompt": "hi", "max_tokens": 3000, "stream": True}
+    ends_at = time.monotonic() + 60
+    with client_for(site, make_key(tenant).secret) as client:
+
+        def left() -> dict[str, int]:
+            return {each["metric"]: each["remaining"] for each in client.get("quota").json()["data"]}
+
+        def until(what: Callable[[], bool]) -> None:
+            while not what():
+                assert time.monotonic() < ends_at
+                time.sleep(0.05)
+
+        with client.stream("POST", "completions", json=body) as first:
+            lines = first.iter_lines()
+            while not next(lines).startswith("data: {"):
+                pass
+            held = left()
+            assert held["concurrency"] == 0
+            assert held["tokens"] < 1_000_000 - 3000, "prompt and largest answer are held"
+            with redis.Redis.from_url(settings.REDIS_URL) as server:
+                slots = f"{tenant_prefix(str(tenant.public_id))}quota:tenant:{tenant.public_id}:concurrency:0"
+                known = server.keys(f"{tenant_prefix(str(tenant.public_id))}*")
+                assert slots.encode() in known
+                forget = server.pipeline()
+                _, nobody_runs = forget.delete(*known).zcard(slots).execute()
+                assert nobody_runs == 0, "the control: so it would stay"
+            until(lambda: left() == held)
+            assert client.post("completions", json=body | {"stream": False}).status_code == 429
+        until(lambda: left()["concurrency"] == 1)
+
+        def is_in_the_ledger() -> bool:
+            drain_usage_stream()
+            return UsageRecord.objects.filter(tenant=tenant).exists()
+
+        until(is_in_the_ledger)
+        row = UsageRecord.objects.get(tenant=tenant)
+        assert left()["tokens"] == 1_000_000 - row.prompt_tokens - row.completion_tokens
+    differences = counter_differences(settings.REDIS_URL)
+    assert [one for one in differences if one.whose.startswith(tenant.slug)] == []
 
 
 def test_a_key_that_waits_takes_its_turn_in_order(site, model):

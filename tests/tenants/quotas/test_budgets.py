@@ -13,7 +13,7 @@ from tenants.principal import Calendar, LimitMetric, LimitScope
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.periods import period_at
 from tenants.quotas.store import QuotaStore
-from tenants.quotas.types import Admitted, Refused
+from tenants.quotas.types import Admitted, Recalled, Refused
 from tests.factories import a_budget, a_limit, a_principal
 
 PRICE = Price("p", datetime(2026, 1, 1, tzinfo=UTC), 2_000_000, 1_000_000, 3_000_000)
@@ -240,7 +240,7 @@ async def test_what_redis_does_not_know_starts_from_the_ledger(redis, quota_redi
 
     async def recall(principal, limits, moment):
         asked.append([limit.metric for limit in limits])
-        return [40 if limit.is_budget else 25_500 for limit in limits]
+        return Recalled(tuple(40 if limit.is_budget else 25_500 for limit in limits))
 
     store = QuotaStore(quota_redis_url, recall=recall)
     principal = a_principal(

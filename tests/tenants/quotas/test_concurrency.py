@@ -13,8 +13,8 @@ import pytest
 
 from tenants.principal import LimitMetric
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.store import QuotaStore, Settlement
-from tenants.quotas.types import Admitted, Decision
+from tenants.quotas.store import QuotaStore
+from tenants.quotas.types import Admitted, Decision, Settlement
 from tests.factories import a_limit, a_principal
 
 DAY = 86_400
@@ -78,7 +78,8 @@ import django
 django.setup()
 from tests.factories import a_limit, a_principal
 from tenants.principal import LimitMetric
-from tenants.quotas.store import QuotaStore, Settlement
+from tenants.quotas.store import QuotaStore
+from tenants.quotas.types import Settlement
 from tenants.quotas.types import Admitted
 
 async def main(url, name):
