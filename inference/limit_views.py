@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from uuid import UUID
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse
@@ -47,8 +48,14 @@ def try_out(request: HttpRequest, console: Console) -> HttpResponse:
     if not console.may_administer:
         raise PermissionDenied
     tenant = console.tenant
-    models, names = models_used(tenant, days=DAYS_MAX), dict(keys_used(tenant, days=DAYS_MAX))
-    form = LimitForm(models, names, request.GET if "metric" in request.GET else None)
+    try:
+        chosen = UUID(request.GET.get("key", ""))
+    except ValueError:
+        chosen = None
+    names = dict(keys_used(tenant, days=DAYS_MAX, chosen=chosen))
+    form = LimitForm(
+        models_used(tenant, days=DAYS_MAX), names, request.GET if "metric" in request.GET else None
+    )
     context: dict[str, Any] = {"console": console, "section": "limits", "form": form}
     if form.is_bound and form.is_valid():
         try:

@@ -16,8 +16,11 @@ from django.utils import timezone
 from inference.models import UsageDay, UsageRecord
 from inference.rollups import days_of
 from tenants.models import ApiKey, Tenant
+from tenants.selectors import api_key_names
 
 PAGE = 50
+_KEYS_OFFERED = 300
+"""More are no list to choose from, and a third of a page's weight: a key's own page leads to its usage."""
 _A_ZONE = timedelta(days=1)
 """More than any zone's day differs from UTC's."""
 
@@ -110,14 +113,17 @@ def models_used(tenant: Tenant, *, days: int) -> list[str]:
     return list(rows.values_list("model", flat=True).distinct().order_by("model"))
 
 
-def keys_used(tenant: Tenant, *, days: int, at_most: int | None = None) -> list[tuple[UUID, str]]:
-    """Public ids and names of keys used of late, by name."""
+def keys_used(tenant: Tenant, *, days: int, chosen: UUID | None) -> list[tuple[UUID, str]]:
+    """Public ids and names of keys used of late, by name: so many as fit a list, and the chosen one."""
     # Asked of each key, with an index for that: a list of all keys' days would be read to its end.
     days_of_key = UsageDay.objects.filter(
         tenant=tenant, key_public_id=OuterRef("public_id"), day__gte=_since(days)
     )
     keys = ApiKey.objects.for_tenant(tenant).filter(Exists(days_of_key)).order_by(Lower("name"), "id")
-    return list(keys.values_list("public_id", "name")[:at_most])
+    found = list(keys.values_list("public_id", "name")[:_KEYS_OFFERED])
+    if chosen is not None and chosen not in dict(found):
+        found += api_key_names(tenant, {chosen}).items()
+    return found
 
 
 def _since(days: int) -> date:

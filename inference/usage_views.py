@@ -25,8 +25,6 @@ from tenants.selectors import api_key_names, projects_with_keys
 
 _SPANS = (7, 30, 90)
 _CHOICES_DAYS = 90
-_CHOICES_KEYS = 300
-"""More are no list to choose from, and a third of a page's weight: a key's own page leads to its usage."""
 
 
 def _wanted(request: HttpRequest) -> Wanted:
@@ -65,10 +63,10 @@ def _days(request: HttpRequest) -> int:
 
 
 def _choices(console: Console, key: UUID | None) -> dict[str, Any]:
-    offered = keys_used(console.tenant, days=_CHOICES_DAYS, at_most=_CHOICES_KEYS)
-    if key is not None and key not in dict(offered):
-        offered += api_key_names(console.tenant, {key}).items()
-    return {"models": models_used(console.tenant, days=_CHOICES_DAYS), "keys": offered}
+    return {
+        "models": models_used(console.tenant, days=_CHOICES_DAYS),
+        "keys": keys_used(console.tenant, days=_CHOICES_DAYS, chosen=key),
+    }
 
 
 @require_safe

@@ -174,7 +174,9 @@ def test_of_very_many_keys_some_are_offered_and_the_chosen_one_is(cast: Cast):
         record(cast.tenant, key_public_id=key.public_id)
     client = signed_in(cast.owner)
     last = str(keys[-1].public_id)
-    for page, offered in (({}, 300), ({"key": last}, 301)):
-        html = client.get(reverse("usage", args=[cast.tenant.public_id]), page).content.decode()
-        assert html.count(">key ") == offered
-        assert (f'<option value="{last}" selected>' in html) == bool(page)
+    limit = {"metric": "requests", "amount": 1, "per": "60", "days": 1}
+    for asked, offered in (({}, 300), ({"key": last}, 301)):
+        for name, page in (("usage", asked), ("try_limit", asked | limit)):
+            html = client.get(reverse(name, args=[cast.tenant.public_id]), page).content.decode()
+            assert html.count(">key ") == offered, name
+            assert (f'<option value="{last}" selected>' in html) == bool(asked), name
