@@ -30,18 +30,19 @@ DAYS = 90
 CHUNK = 50_000
 SEED = """SELECT setseed(0.42)"""
 FILL = """
-INSERT INTO inference_usagerecord (public_id, request_id, tenant_id, key_public_id, model, tier, endpoint,
-    finish_reason, error_code, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, day, reservation_id,
-    worker_id, attempts, created_at, claimed_at, first_token_at, finished_at, recorded_at)
+INSERT INTO inference_usagerecord (public_id, request_id, tenant_id, project_public_id, key_public_id, model, tier,
+    endpoint, finish_reason, error_code, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, day,
+    reservation_id, worker_id, attempts, created_at, claimed_at, first_token_at, finished_at, recorded_at)
 SELECT gen_random_uuid(), 'bench-' || n, %(tenant)s,
-    (%(keys)s::uuid[])[1 + floor(%(many)s * power(random(), 4))::int],
+    (%(projects)s::uuid[])[key], (%(keys)s::uuid[])[key],
     (ARRAY['small', 'medium', 'large'])[1 + floor(3 * random())::int],
     (ARRAY['standard', 'batch'])[1 + floor(2 * random())::int], 'chat.completions',
     (ARRAY['stop', 'stop', 'stop', 'length', 'cancelled', 'error'])[1 + floor(6 * random())::int], '',
     10 + floor(4000 * random())::int, 0, 1 + floor(800 * random())::int, floor(3000 * random())::bigint,
     (at AT TIME ZONE 'UTC')::date, '', 'bench', 1,
     at, at + interval '20 ms', at + interval '300 ms' * (0.2 + random()), at + interval '8 s' * (0.4 + random()), now()
-FROM (SELECT n, %(start)s::timestamptz + interval '1 day' * (%(days)s * n::float8 / %(rows)s) AS at
+FROM (SELECT n, 1 + floor(%(many)s * power(random(), 4))::int AS key,
+             %(start)s::timestamptz + interval '1 day' * (%(days)s * n::float8 / %(rows)s) AS at
       FROM generate_series(%(first)s::int, %(last)s::int) AS n) AS moments
 """
 
@@ -106,6 +107,7 @@ def fill(rows: int, keys: int, members: int) -> tuple[Any, Any, dict[str, Any]]:
                 FILL,
                 {
                     "tenant": tenant.pk, "keys": [str(key.public_id) for key in made], "many": keys, "start": start,
+                    "projects": [str(key.project.public_id) for key in made if key.project],
                     "days": DAYS, "rows": rows, "first": first, "last": min(rows, first + CHUNK) - 1,
                 },
             )  # fmt: skip
@@ -147,6 +149,7 @@ def bench(rows: int, keys: int, members: int) -> dict[str, object]:
         asked["requests, next"] = (of_owner, f"{path_of('requests', ids)}?{found[1].replace('&amp;', '&')}")
     asked["usage, 90 days"] = (of_owner, f"{path_of('usage', ids)}?days=90")
     asked["usage, of a key"] = (of_owner, f"{path_of('usage', ids)}?days=90&key={ids['key_id']}")
+    asked["usage, of a project"] = (of_owner, f"{path_of('usage', ids)}?days=90&project={ids['project_id']}")
     asked["requests, of a rare key"] = (
         of_owner,
         f"{path_of('requests', ids)}?key={ids['key_id']}&end=failed",

@@ -88,6 +88,8 @@ class UsageDay(_ByKey):
         indexes = [
             # What one key used, and which keys were used lately.
             models.Index(fields=["tenant", "key_public_id", "day"], name="usage_day_by_key"),
+            # What one project used.
+            models.Index(fields=["tenant", "project_public_id", "day"], name="usage_day_by_project"),
         ]
 
     def __str__(self) -> str:
