@@ -10,6 +10,7 @@ import structlog
 from django.http import HttpRequest, HttpResponse
 
 from inference.errors import ApiError
+from inference.schemas.messages import THREAD_UNSUPPORTED
 
 _ENCODER = msgspec.json.Encoder()
 _ANTHROPIC_TYPES: Final = {
@@ -39,13 +40,16 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
     message = error.message
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
+    told: dict[str, Any] = {
+        "type": _ANTHROPIC_TYPES.get(error.http_status, "api_error"),
+        "message": message,
+        "code": error.code,  # ours: Anthropic's types tell less apart
+    }
+    if error.code == THREAD_UNSUPPORTED:
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
     return {
         "type": "error",
-        "error": {
-            "type": _ANTHROPIC_TYPES.get(error.http_status, "api_error"),
-            "message": message,
-            "code": error.code,  # ours: Anthropic's types tell less apart
-        },
+        "error": told,
         "request_id": structlog.contextvars.get_contextvars().get("request_id"),
     }
 

@@ -15,11 +15,18 @@ from inference.api.sse import Framing, events_of
 from inference.errors import ApiError, Conflict, GenerationFailed, InvalidRequest, NotFound
 from inference.runtime import Runtime
 from inference.schemas.queries import ItemsQuery
-from inference.schemas.response_answers import ItemList, ResponseDeleted, ResponseEvent, ResponseObject
-from inference.schemas.responses import ResponseRequest
+from inference.schemas.response_answers import (
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseObject,
+)
+from inference.schemas.responses import InputTokensRequest, ResponseRequest
 from inference.services.chat import start_chat
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
+from inference.services.prepare import tokenise_chat
 from inference.services.responses import Kept, delete_response, find_response, keep_response
 from inference.services.resume import find_request, resume
 from inference.services.tiering import in_asked_tier
@@ -81,6 +88,18 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     if response.store:
         await keep_response(_ended(kept))
     return call.respond(response, headers=headers)
+
+
+@endpoint("POST", scope=Scope.INFERENCE, body=InputTokensRequest, answer=InputTokens, errors=(404, 409))
+async def count_input_tokens(call: ApiCall) -> HttpResponse:
+    """How many tokens a response's input has; costs nothing."""
+    body = call.read(InputTokensRequest)
+    body.check()
+    chat = body.to_chat([*await _history(call, body.previous_response_id), *body.items()])
+    models = call.runtime.models
+    model = await models.get(chat.model, tenant_public_id=call.principal.tenant_public_id, kind="generate")
+    prompt = await tokenise_chat(models, model, chat.messages, None, chat.active_tools())
+    return call.respond(InputTokens(len(prompt)))
 
 
 @endpoint("GET", scope=Scope.INFERENCE, answer=ResponseObject, errors=(404,))

@@ -16,7 +16,7 @@ from inference.api.models import list_models, retrieve_model
 from inference.api.openapi import ApiDocument
 from inference.api.quota import quota, try_out
 from inference.api.requests import cancel_request, explain_request, resume_stream, retrieve_request
-from inference.api.responses import cancel_response, list_input_items, response, responses
+from inference.api.responses import cancel_response, count_input_tokens, list_input_items, response, responses
 from inference.api.tokenise import detokenize, tokenize
 from inference.errors import NotFound
 
@@ -37,6 +37,7 @@ _routes = [
     path("messages/count_tokens", count_tokens, name="count-tokens"),
     path("embeddings", embeddings, name="embeddings"),
     path("responses", responses, name="responses"),
+    path("responses/input_tokens", count_input_tokens, name="response-input-tokens"),
     path("responses/<str:response_id>", response, name="response"),
     path("responses/<str:response_id>/cancel", cancel_response, name="cancel-response"),
     path("responses/<str:response_id>/input_items", list_input_items, name="response-input-items"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,8 @@ class AnthropicErrorDetail(msgspec.Struct):
     message: str
     code: str | None
     """Ours: Anthropic's types tell less apart."""
+    details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """Where its SDKs look for more."""
 
 
 class AnthropicErrorAnswer(msgspec.Struct):

@@ -6,7 +6,7 @@ Fields: Anthropic's API reference, "Create a Message".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,9 @@ from inference.schemas.tools import (
     Tool,
     ToolCallMade,
 )
+
+THREAD_UNSUPPORTED: Final = "thread_unsupported_request"
+"""The code after which Anthropic's tool runners go on without a thread."""
 
 
 class TextBlock(msgspec.Struct, tag="text", kw_only=True, forbid_unknown_fields=True):
@@ -174,10 +177,17 @@ class MessageRequest(Prompt, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: list[Any] | None = None
     context_management: Any = None
     speed: str | None = None
+    thread: Any = None
 
     def check(self) -> None:
         super().check()
         refuse_unsupported(self, _NEUTRAL)
+        if self.thread is not None:
+            raise InvalidRequest(
+                "'thread' is not supported: send the whole conversation.",
+                param="thread",
+                code=THREAD_UNSUPPORTED,
+            )
         stops = self.stop_sequences or []
         if len(stops) > STOPS_MAX or not all(stops):
             raise InvalidRequest(

@@ -105,6 +105,11 @@ class ItemList(msgspec.Struct, kw_only=True):
     has_more: bool = False
 
 
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ResponseDeleted(msgspec.Struct):
     id: str
     object: Literal["response"] = "response"

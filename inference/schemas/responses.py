@@ -137,18 +137,61 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsePrompt(msgspec.Struct, kw_only=True):
+    """What is counted: the part that becomes the prompt, and what can't be done with it."""
+
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=128)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Known to clients, not honoured: see _NEUTRAL_PROMPT.
+    conversation: Any = None
+    reasoning: Any = None
+    truncation: str | None = None
+
+    def check(self) -> None:
+        """What the types can't say. Raises InvalidRequest."""
+        refuse_unsupported(self, _NEUTRAL_PROMPT)
+
+    def items(self) -> list[dict[str, Any]]:
+        """The input as items, each with its type. Raises InvalidRequest."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        items = [{"type": "message", **item} for item in self.input]
+        for index, item in enumerate(items):
+            read_value(item, Item, where=f"input[{index}]")
+        return items
+
+    def to_chat(self, items: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
+        """The conversation of `items` in the words of chat completions, checked. Raises InvalidRequest."""
+        chat = ChatCompletionRequest(
+            model=self.model,
+            messages=_messages(self.instructions, items),
+            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tool_choice=_tool_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_format(self.text),
+            **self.more_of_chat(),
+        )
+        chat.check()
+        return chat
+
+    def more_of_chat(self) -> dict[str, Any]:
+        return {}
+
+
+class InputTokensRequest(ResponsePrompt, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ResponseRequest(ResponsePrompt, kw_only=True, forbid_unknown_fields=True):
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -166,17 +209,14 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include: list[str] | None = None
     """What Weir has none of, reasoning for one, is not there to be included."""
     # Known to clients, not honoured: see _NEUTRAL.
-    conversation: Any = None
     context_management: Any = None
     max_tool_calls: int | None = None
     moderation: Any = None
     prompt: Any = None
-    reasoning: Any = None
     top_logprobs: int | None = None
-    truncation: str | None = None
 
     def check(self) -> None:
-        """What the types can't say. Raises InvalidRequest."""
+        super().check()
         refuse_unsupported(self, _NEUTRAL)
         if self.background and self.store is False:
             raise InvalidRequest("'background' needs 'store': its answer is fetched later.", param="store")
@@ -187,41 +227,25 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 code="unsupported_parameter",
             )
 
-    def items(self) -> list[dict[str, Any]]:
-        """The input as items, each with its type. Raises InvalidRequest."""
-        if isinstance(self.input, str):
-            return [{"type": "message", "role": "user", "content": self.input}]
-        items = [{"type": "message", **item} for item in self.input]
-        for index, item in enumerate(items):
-            read_value(item, Item, where=f"input[{index}]")
-        return items
-
-    def to_chat(self, items: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
-        """The conversation of `items` in the words of chat completions, checked. Raises InvalidRequest."""
-        chat = ChatCompletionRequest(
-            model=self.model,
-            messages=_messages(self.instructions, items),
-            max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
-            tool_choice=_tool_choice(self.tool_choice),
-            parallel_tool_calls=self.parallel_tool_calls,
-            response_format=_format(self.text),
-        )
-        chat.check()
-        return chat
+    def more_of_chat(self) -> dict[str, Any]:
+        return {
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+        }
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "conversation": (),
     "context_management": (),
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
     "top_logprobs": (0,),
+}
+_NEUTRAL_PROMPT: dict[str, tuple[Any, ...]] = {
+    "conversation": (),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
     "truncation": ("disabled",),
 }
 

@@ -32,7 +32,16 @@ SCOPES = {
                 "responses",
                 "response",
             ),
-            *("cancel-response", "response-input-items", "files", "file", "file-content", "batches", "batch"),
+            *(
+                "cancel-response",
+                "response-input-items",
+                "response-input-tokens",
+                "files",
+                "file",
+                "file-content",
+                "batches",
+                "batch",
+            ),
             *(
                 "cancel-batch",
                 "quota",
