@@ -53,6 +53,8 @@ class PromptRenderer:
         self._template = None
         if card.chat_template:
             self._template = _environment().from_string(card.chat_template)
+            # As one dictionary: the chain of them that Jinja keeps costs more to read than a short chat to render.
+            self._template.globals = dict(self._template.globals)
         control = {
             token.content: token_id
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()

@@ -54,6 +54,16 @@ async def test_who_leaves_takes_nobody_with_them(shared):
     assert await echo(shared, 31) == 31
 
 
+async def test_every_kind_of_argument_arrives_as_it_is(shared):
+    for given, told in (
+        ("é", "é".encode()),
+        (b"\0\xff\r\n", b"\0\xff\r\n"),
+        (-(2**63), b"-9223372036854775808"),
+        ("", b""),
+    ):
+        assert await shared.eval(ECHO, 0, given) == told
+
+
 async def test_an_error_is_its_callers_alone(shared):
     good, bad = await asyncio.gather(
         echo(shared, 1), shared.eval("return redis.error_reply('no')", 0), return_exceptions=True
