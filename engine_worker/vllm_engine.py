@@ -8,6 +8,7 @@ and an attempt that takes over another's tokens goes on where its text stopped. 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -273,19 +274,21 @@ class AsyncLLMSource:
             raise UnsupportedModel(f"backend vllm needs vLLM, which can't be imported: {error}") from error
         self._vllm, self._delta = vllm, RequestOutputKind.DELTA
         self._uses_cache = config.prefix_cache
-        self._llm = AsyncLLM.from_engine_args(
-            vllm.AsyncEngineArgs(
-                model=str(config.model_dir),
-                dtype="float32" if config.precision == "fp32" else "auto",
-                max_model_len=config.max_model_len,
-                max_num_seqs=config.max_num_seqs,
-                enable_prefix_caching=config.prefix_cache,
-                scheduling_policy="priority",
-                generation_config="vllm",  # no defaults of the model's: the gateway has set every field
-                disable_log_stats=True,
-                enable_log_requests=False,
-            )
-        )
+        fields = {
+            "model": str(config.model_dir),
+            "dtype": "float32" if config.precision == "fp32" else "auto",
+            "max_model_len": config.max_model_len,
+            "max_num_seqs": config.max_num_seqs,
+            "enable_prefix_caching": config.prefix_cache,
+            "scheduling_policy": "priority",
+            "generation_config": "vllm",  # no defaults of the model's: the gateway has set every field
+            "disable_log_stats": True,
+            "enable_log_requests": False,
+            **config.vllm_fields(),
+        }
+        if unknown := fields.keys() - {field.name for field in dataclasses.fields(vllm.AsyncEngineArgs)}:
+            raise UnsupportedModel(f"vllm_args: this vLLM has no {', '.join(sorted(unknown))}")
+        self._llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**fields))
 
     @property
     def is_dead(self) -> bool:

@@ -1,4 +1,4 @@
-"""The contract of the engine's interface: ours, vLLM's, and our side of vLLM's where that is not installed."""
+"""The contract of the engine's interface: ours, and our side of vLLM's (with vLLM itself: test_vllm.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from engine_worker.engine.types import Engine
 from engine_worker.vllm_engine import VLLMEngine
 from tests.engine_worker.contract import PROMPT, EngineContract, follow, run
 from tests.engine_worker.driving import request
-
-HAS_VLLM = find_spec("vllm") is not None
 
 
 class ModelSource:
@@ -152,17 +150,7 @@ class TestOursideOfVLLM(EngineContract):
             engine.add(request("a", PROMPT, 5, grammar="{}"))
 
 
-@pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (pip install 'weir[vllm]')")
-class TestVLLM(EngineContract):
-    @pytest.fixture
-    async def engine(self, tiny_config: EngineConfig) -> AsyncIterator[Engine]:
-        made = VLLMEngine(replace(tiny_config, backend="vllm"))
-        await made.start()
-        yield made
-        await made.stop()
-
-
-@pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed")
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 async def test_without_vllm_the_start_says_what_is_missing(tiny_config):
     with pytest.raises(UnsupportedModel, match="needs vLLM"):
         await VLLMEngine(replace(tiny_config, backend="vllm")).start()
@@ -172,3 +160,11 @@ def test_what_vllm_does_not_get_is_refused_by_name(tiny_config):
     for changes in ({"adapters": "a=/x"}, {"itl_targets_ms": "0:100"}, {"precision": "int8"}):
         with pytest.raises(ValueError, match=next(iter(changes))):
             replace(tiny_config, backend="vllm", **changes)
+
+
+def test_what_vllm_gets_of_its_own_is_json_of_one_kind(tiny_config):
+    made = replace(tiny_config, backend="vllm", vllm_args='{"tensor_parallel_size": 2}')
+    assert made.vllm_fields() == {"tensor_parallel_size": 2}
+    for backend, given in (("vllm", "{"), ("vllm", "[1]"), ("weir", '{"tensor_parallel_size": 2}')):
+        with pytest.raises(ValueError, match="vllm_args"):
+            replace(tiny_config, backend=backend, vllm_args=given)
