@@ -9,7 +9,8 @@ Capacity is what as many clients as the engine has slots get through when each s
 ends. Then the load of `weir bench`, an open loop: requests come at their times, Poisson, whatever became of those
 before, and nobody tries again. Lengths are ShareGPT's, scaled (`--scale`). The tier promises a wait of at most 0.7 of
 the objective's time to the first token, the rest is the engine's: who would wait longer is refused at once, or ended in
-the queue (`failed`). Client, gateway and engine share the machine, so at 10x the refusals cost the engine processor
+the queue, with a Retry-After too. Client, gateway and engine share the machine, so at 10x the refusals cost the engine
+processor
 time as well: `cores` of each run says how much of it each process took.
 
 goodput_10x_over_peak         answers a second within the objective at 10x, over the most at any load

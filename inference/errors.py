@@ -18,6 +18,7 @@ ApiError
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -48,8 +49,17 @@ class ApiError(Exception):
         return self.status
 
     def body(self) -> dict[str, Any]:
-        """The `error` object in OpenAI's shape: all four keys, always."""
-        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        """The `error` object in OpenAI's shape: all four keys, always, and when to come back where that is known."""
+        body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return body | self.told_wait()
+
+    @property
+    def retry_after_s(self) -> int | None:
+        return None if self.retry_after_ms is None else max(1, math.ceil(self.retry_after_ms / 1000))
+
+    def told_wait(self) -> dict[str, int]:
+        """What `Retry-After` says, for who reads bodies alone: an error within a stream has no headers."""
+        return {} if self.retry_after_s is None else {"retry_after": self.retry_after_s}
 
 
 class InvalidRequest(ApiError):

@@ -62,7 +62,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             can_resume=body.num_choices() == 1 and chat.tool_form is None,
             grace_s=grace_s,
         )
-        return call.stream(events, headers=headers)
+        return await call.stream(events, headers=headers)
     choices = await collect([generation], n=body.num_choices())
     return await call.respond_off_loop(
         lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers

@@ -57,7 +57,7 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             can_resume=body.num_choices() == 1 and len(generations) == 1,
             grace_s=grace_s,
         )
-        return call.stream(events, headers=headers)
+        return await call.stream(events, headers=headers)
     choices = await collect(generations, n=body.num_choices())
     return await call.respond_off_loop(
         lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers

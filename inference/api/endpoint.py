@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Final, TypeVar
@@ -115,8 +116,12 @@ class ApiCall:
         body = await loop.run_in_executor(executor, lambda: msgspec.Raw(_ENCODER.encode(make())))
         return self.respond(body, headers=headers)
 
-    def stream(self, events: Any, *, headers: dict[str, str] | None = None) -> StreamingHttpResponse:
-        response = StreamingHttpResponse(events, content_type="text/event-stream; charset=utf-8")
+    async def stream(
+        self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str] | None = None
+    ) -> StreamingHttpResponse:
+        """Answers with the first event at hand (see `events_of`). Raises ApiError where there is none."""
+        pieces = _all_of(await anext(events), events)
+        response = StreamingHttpResponse(pieces, content_type="text/event-stream; charset=utf-8")
         response.headers["Cache-Control"] = "no-cache, no-transform"
         response.headers["X-Accel-Buffering"] = "no"  # nginx must not hold events back
         self._add_headers(response, headers or {})
@@ -127,6 +132,13 @@ class ApiCall:
             response.headers[name] = value
         response.headers["x-weir-tier"] = self.principal.tier.name
         response.headers["openai-processing-ms"] = str(round((time.perf_counter() - self.started_at) * 1000))
+
+
+async def _all_of(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
 
 
 View = Callable[..., Awaitable[HttpResponse | StreamingHttpResponse]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import msgspec
@@ -49,7 +48,7 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
         told["details"] = {"error_code": error.code, "unsupported": [error.param]}
     return {
         "type": "error",
-        "error": told,
+        "error": told | error.told_wait(),
         "request_id": structlog.contextvars.get_contextvars().get("request_id"),
     }
 
@@ -64,7 +63,7 @@ def render_error(request: HttpRequest, error: ApiError) -> HttpResponse:
     for name, value in error.headers.items():
         response.headers[name] = value
     if error.retry_after_ms is not None:
-        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
+        response.headers["Retry-After"] = str(error.retry_after_s)
         response.headers["retry-after-ms"] = str(error.retry_after_ms)
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

@@ -59,7 +59,7 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             close=shape.last_events,
             framing=ANTHROPIC,
         )
-        return call.stream(events, headers=headers)
+        return await call.stream(events, headers=headers)
     async with chat.generation as generation:
         async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S):
             if item is not None:

@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from inference.api.sse import tells_failure
 from inference.errors import InvalidRequest
 from inference.runtime import Runtime
+from inference.services.generation import WAITED_IN_VAIN
 from inference.services.idempotency import Claim, claim_request, forget_claim, keep_answer
 from tenants.principal import Principal
 
@@ -21,7 +22,16 @@ log = structlog.get_logger(__name__)
 
 Answer: TypeAlias = HttpResponse | StreamingHttpResponse
 _KEY: Final = re.compile(r"[!-~]{1,255}")
-_ENDED: Final = frozenset({"request_cancelled", "engine_failed", "deadline_exceeded", "result_lost"})
+_ENDED: Final = frozenset(
+    {
+        "request_cancelled",
+        "engine_failed",
+        "worker_lost",
+        "deadline_exceeded",
+        "result_lost",
+        WAITED_IN_VAIN,
+    }
+)
 """Error codes after which a request that somebody else began runs no more."""
 
 

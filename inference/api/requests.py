@@ -121,7 +121,7 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
             chunk = msgspec.structs.replace(chunk, text="", logprobs=None)  # the client has its text
         return shape.events(index, chunk)
 
-    return call.stream(
+    return await call.stream(
         events_of(
             [generation],
             render=render,

@@ -57,13 +57,7 @@ class ResponseShape:
         is_cancelled = error.code == "request_cancelled"
         self.response.status = "cancelled" if is_cancelled else "failed"
         if not is_cancelled:
-            code = error.code or "server_error"
-            self.response.error = {
-                "code": code,
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-            }
+            self.response.error = error.body() | {"code": error.code or "server_error"}
         return self._event("response.failed", response=self._snapshot())
 
     def _parts(self, chunk: Chunk) -> list[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         call.runtime.spawn(_follow_to_end(generation, shape, kept), name="background-response")
         return queued
     if body.stream:
-        return call.stream(_streamed(generation, shape, kept), headers=headers)
+        return await call.stream(_streamed(generation, shape, kept), headers=headers)
     async with generation:
         await _follow(generation, shape)
     if response.store:
@@ -202,7 +202,7 @@ async def _follow_to_end(generation: Generation, shape: ResponseShape, kept: Kep
     await keep_response(_ended(kept))
 
 
-async def _streamed(generation: Generation, shape: ResponseShape, kept: Kept) -> AsyncIterator[bytes]:
+async def _streamed(generation: Generation, shape: ResponseShape, kept: Kept) -> AsyncGenerator[bytes, None]:
     """The events; the response is kept before the client hears of its end, and may go on from it."""
 
     def last() -> list[Any]:

@@ -21,7 +21,7 @@ from inference.services.generation import Generation
 log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S: Final = 10.0
-QUEUED: Final = b": queued\n\n"
+_KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 _ENCODER = msgspec.json.Encoder()
 
@@ -94,7 +94,9 @@ async def events_of(
     begin: Callable[[], Sequence[Any]] = tuple,
     framing: Framing = OPENAI,
 ) -> AsyncGenerator[bytes, None]:
-    """The body of a streamed answer.
+    """The body of a streamed answer; its first piece comes with the first token, or after KEEP_ALIVE_S.
+
+    What ends badly before that raises ApiError: nothing has been sent, and it can still be told by a status.
 
     `begin` makes the events before any token, `render` those of one chunk of the n-th generation, `close`
     those after the last one. An end that is not a good one becomes an error event, after which nothing
@@ -102,14 +104,14 @@ async def events_of(
     With `can_resume` (one generation, one choice) each event that tells something has the id to resume after. A client
     that leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
     """
-    has_left = True
+    has_left, has_begun = True, False
     try:
-        yield QUEUED  # sends the headers, and tells proxies that something lives
-        for data in begin():
-            yield framing.event(data, "")
+        opening = b"".join(framing.event(data, "") for data in begin())
         async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S):
             if item is None:
-                yield b": keep-alive\n\n"
+                has_begun = True
+                yield opening or _KEEP_ALIVE
+                opening = b""
                 continue
             index, chunk = item
             told: list[bytes] = []
@@ -122,22 +124,27 @@ async def events_of(
                     told.append(framing.event(data, "" if is_opening else event_id))
                 more = generations[index].take_ready()
             if told:
-                yield b"".join(told)  # what one step made is one write
+                has_begun = True
+                yield opening + b"".join(told)  # what one step made is one write
+                opening = b""
             if (
                 generations[index].finish is not None
                 and (failure := generations[index].failure()) is not None
             ):
                 raise failure
-        for data in close():
-            yield framing.event(data, "")
-        if framing.done:
-            yield framing.done
+        closing = b"".join(framing.event(data, "") for data in close())
+        has_begun = True
+        yield opening + closing + framing.done
         has_left = False
     except ApiError as error:
         has_left = False
+        if not has_begun:
+            raise
         yield framing.error(error)
     except Exception:
         has_left = False
+        if not has_begun:
+            raise
         log.exception("stream_failed")
         yield framing.error(GenerationFailed("The server had an error.", code="internal_error"))
     finally:

@@ -8,13 +8,15 @@ import msgspec
 
 
 class ErrorDetail(msgspec.Struct):
-    """All four, always."""
+    """The first four, always."""
 
     message: str
     type: str
     param: str | None
     """The field at fault."""
     code: str | None
+    retry_after: int | msgspec.UnsetType = msgspec.UNSET
+    """Seconds, as the header Retry-After has them; also where the error is an event of a stream."""
 
 
 class ErrorAnswer(msgspec.Struct):
@@ -28,6 +30,7 @@ class AnthropicErrorDetail(msgspec.Struct):
     """Ours: Anthropic's types tell less apart."""
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """Where its SDKs look for more."""
+    retry_after: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicErrorAnswer(msgspec.Struct):

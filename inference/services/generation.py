@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 """The finish reason that clients see when a hard budget ended the answer."""
+WAITED_IN_VAIN: Final = "waited_in_vain"
+"""The code of the error of who was ended in the queue."""
 _END_WAIT_S: Final = 15.0
 """So long is a cancelled generation's last chunk waited for, to settle at once; the ledger settles it anyway."""
 _OVERDUE_S: Final = 10.0
@@ -176,7 +178,9 @@ class Generation:
         if finish.reason == FinishReason.DEADLINE:
             if finish.completion_tokens == 0:
                 return Overloaded(
-                    "The request's deadline passed while it waited. Try again later.", retry_after_ms=5000
+                    "The request waited as long as its tier promises, and no worker had room. Try again later.",
+                    code=WAITED_IN_VAIN,
+                    retry_after_ms=5000,
                 )
             return DeadlineExceeded("The request's deadline passed before the answer was complete.")
         if finish.reason == FinishReason.CANCELLED and self._is_barred:

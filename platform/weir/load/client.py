@@ -23,7 +23,7 @@ _ANSWER_S: Final = 600.0
 class End(StrEnum):
     DONE = "done"
     REFUSED = "refused"
-    """429 or 503: come back later."""
+    """429, 503, or in a stream an error that says when to come back."""
     FAILED = "failed"
     """Any other error that says what it is."""
     LOST = "lost"
@@ -178,7 +178,9 @@ async def _read(answer: httpx.Response, outcome: Outcome, began: float) -> None:
             return
         event = _EVENT.decode(line[6:])
         if event.error is not None:
-            outcome.error, outcome.end = str(event.error)[:300], End.FAILED
+            outcome.retry_after = "retry_after" in event.error
+            outcome.end = End.REFUSED if outcome.retry_after else End.FAILED
+            outcome.error = str(event.error)[:300]
             return
         outcome.request_id = event.id or outcome.request_id
         if event.usage is not None:

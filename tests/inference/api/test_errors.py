@@ -21,7 +21,8 @@ GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_to
 def error_of(response: httpx.Response) -> dict[str, Any]:
     body = response.json()
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
+    waits = {"retry_after"} if "retry-after" in response.headers else set()
+    assert set(body["error"]) == {"message", "type", "param", "code"} | waits
     assert body["error"]["message"]
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]

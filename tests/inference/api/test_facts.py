@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -14,6 +16,8 @@ from django.conf import settings
 
 from tests.factories import make_key, make_tenant, make_tier
 from tests.inference.api.test_life import rows_of, worker_of
+from weir.load.client import End, Target, open_loop
+from weir.load.mix import Ask
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -110,16 +114,33 @@ def test_lists_are_paged(sdk, model):
         assert refused.value.param == next(iter(bad))
 
 
-def test_a_stream_that_waits_is_kept_alive_by_comments(http, model):
+def test_who_waits_in_vain_hears_when_to_come_back_by_status_or_within_the_stream(http, site, model):
+    """A stream's head comes with its first token, or after ten seconds: until then an error has a status of its own."""
+
+    def key_of(tier: str, max_wait_s: int) -> str:
+        tenant = make_tenant(tier=make_tier(tier, rank=50 + max_wait_s, max_wait_s=max_wait_s))
+        return make_key(tenant).secret
+
+    hurried, patient = key_of("hurried", 1), key_of("patient", 11)
+    asked = {"model": model, "messages": HELLO, "max_tokens": 2, "stream": True}
     with redis.Redis.from_url(settings.REDIS_URL) as server:
         worker = worker_of(server, model).pid
     os.kill(worker, signal.SIGSTOP)
     try:
-        asked = {"model": model, "messages": HELLO, "max_tokens": 2, "stream": True}
-        with http.stream("POST", CHAT, json=asked) as stream:
-            lines = stream.iter_lines()
-            assert [next(lines) for _ in range(3)] == [": queued", "", ": keep-alive"]
-            os.kill(worker, signal.SIGCONT)
-            assert [line for line in lines if line.startswith("data: ")][-1] == "data: [DONE]"
+        with ThreadPoolExecutor(2) as threads:
+            ask = Ask(at_s=0, prompt="word", output_tokens=2)
+            late = threads.submit(lambda: asyncio.run(open_loop(Target(site.url, [patient], model), [ask])))
+            soon = threads.submit(http.post, CHAT, json=asked, headers={"Authorization": f"Bearer {hurried}"})
+            with http.stream("POST", CHAT, json=asked) as kept:
+                lines = kept.iter_lines()
+                assert [next(lines) for _ in range(2)] == [": keep-alive", ""]
+                refused = soon.result(60)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "waited_in_vain")
+                assert refused.headers["Retry-After"] == str(refused.json()["error"]["retry_after"])
+                (outcome,) = late.result(60)
+                assert (outcome.status, outcome.end, outcome.retry_after) == (200, End.REFUSED, True)
+                assert "waited_in_vain" in outcome.error
+                os.kill(worker, signal.SIGCONT)
+                assert [line for line in lines if line.startswith("data: ")][-1] == "data: [DONE]"
     finally:
         os.kill(worker, signal.SIGCONT)
