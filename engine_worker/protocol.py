@@ -234,6 +234,8 @@ class UsageEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     worker_id: str | None = None
     attempts: int = 0
     error_code: str | None = None
+    error_message: str | None = None
+    """For the log; the ledger keeps the code."""
     decision: str = ""
     """Why it was admitted, as the gateway wrote it down; kept with the ledger's row, read by nobody on the way."""
     v: int = msgspec.field(default_factory=_version)

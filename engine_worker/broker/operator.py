@@ -9,7 +9,7 @@ from typing import Any, cast
 from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import bounded, connect, disconnect
 from engine_worker.broker.errors import UnknownRequest
-from engine_worker.protocol import Chunk, decode
+from engine_worker.protocol import Chunk, WorkerStatus, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,20 @@ class OperatorBroker:
                 for rank, waiting, oldest_ms, tenants in tiers
             ),
         )
+
+    async def worker_clocks(self, model: str) -> dict[str, float]:
+        """By how many seconds each living worker's clock was ahead of the server's at its last heartbeat."""
+        prefix = keys.model_prefix(model)
+        async with bounded(self._timeout_s):
+            beats: Any = await self._redis.zrange(prefix + "workers", 0, -1, withscores=True)
+            if not beats:
+                return {}
+            found: Any = await self._redis.mget([f"{prefix}worker:{worker.decode()}" for worker, _ in beats])
+        return {
+            worker.decode(): (decode(status, WorkerStatus).updated_at_ms - beat_ms) / 1000
+            for (worker, beat_ms), status in zip(beats, found, strict=True)
+            if status
+        }
 
     async def dead_letters(self, model: str, *, limit: int = 100) -> list[DeadLetter]:
         """The latest first."""

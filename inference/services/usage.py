@@ -21,6 +21,7 @@ from django.conf import settings
 from engine_worker.broker import EntryRef, UsageReader
 from engine_worker.protocol import UsageEvent
 from inference.models import UsageRecord
+from inference.services.failures import tell_of_failures
 from inference.services.ledger import record_usage
 from tenants.principal import LimitMetric, LimitScope
 from tenants.principal_selectors import budgets_of
@@ -78,6 +79,7 @@ def drain_usage(
     while True:
         entries = reader.read(consumer=consumer, count=count, block_ms=0)
         if entries:
+            tell_of_failures([event for _, event in entries])
             rows, unfit = record_usage([event for _, event in entries])
             asyncio.run(settle_rows(redis_url, rows))
             reader.ack([ref for ref, _ in entries])

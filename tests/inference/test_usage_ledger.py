@@ -14,6 +14,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection, connections, transaction
+from structlog.testing import capture_logs
 
 from inference.models import ParkedUsageEvent, UsageRecord
 from inference.services.ledger import UnfitEvent, file_parked_event, record_usage
@@ -86,6 +87,30 @@ def test_every_field_reaches_the_ledger(tenant):
     assert (row.claimed_at - row.created_at).microseconds == 100_000
     assert (row.first_token_at - row.created_at).microseconds == 250_000
     assert (row.finished_at - row.created_at).total_seconds() == 1.5
+
+
+def test_the_log_says_of_a_dead_request_that_it_died_and_why(tenant):
+    failed = {"finish_reason": "error", "attempts": 3, "worker_id": "w1"}
+    publish(
+        [
+            an_event(
+                str(tenant.public_id), "dead", error_code="engine_failed", error_message="no memory", **failed
+            ),
+            an_event(
+                str(tenant.public_id), "bad", error_code="invalid_request", error_message="'pink'", **failed
+            ),
+            an_event(str(tenant.public_id), "good"),
+        ]
+    )
+    with capture_logs() as lines:
+        drain()
+    assert lines == [
+        {
+            "log_level": "error", "event": "request_failed", "request_id": "dead", "tenant": str(tenant.public_id),
+            "model": "tiny", "code": "engine_failed", "reason": "no memory", "attempts": 3, "last_worker": "w1",
+            "completion_tokens": 5,
+        }
+    ]  # fmt: skip
 
 
 def test_an_event_that_comes_again_is_one_row(tenant):

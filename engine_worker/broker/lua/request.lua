@@ -77,6 +77,7 @@ local function finish(request, outcome, chunk, is_dead)
     usage.request_id, usage.prompt_tokens, usage.cached_tokens = id .. '~' .. request.lives, 0, 0
   end
   usage.error_code = outcome.error and outcome.error.code or nil
+  usage.error_message = outcome.error and outcome.error.message or nil
   usage.created_at_ms = request.created
   usage.finished_at_ms = now
   usage.claimed_at_ms = tonumber(more[2] or nil)

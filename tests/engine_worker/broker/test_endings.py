@@ -214,6 +214,7 @@ async def test_after_the_last_attempt_it_ends_with_an_error(gateway, worker, mak
         2,
         2,
     )
+    assert event.error_message == heard[-1].finish.error.message
     assert await leftovers(redis_url, model) == set()
 
 
