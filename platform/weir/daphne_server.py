@@ -4,28 +4,102 @@ Daphne hands to the transport whatever the application sends and never looks bac
 not read costs as much memory as there is to say. Here a send waits until the client has read most of what was
 sent before, and a client that reads nothing for `STALL_S` is cut off: the application then hears of it as of any
 client that left. Others never wait: each connection has a coroutine of its own.
+
+Twisted, below, waits for headers and bodies as long as a byte comes now and then. Here they come in time, as with
+uvicorn's gateway, or the connection is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 from daphne.cli import CommandLineInterface
 from daphne.server import Server
+from twisted.web import http
+
+from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
 
 log = structlog.get_logger(__name__)
 
 BACKLOG_MAX: Final = 256 * 1024
 """Bytes that may wait in this process for one client; its kernel buffer is besides."""
-STALL_S: Final = 30.0
 _LOOK_S: Final = 0.05
+
+
+class ImpatientChannel(http.HTTPChannel):  # type: ignore[misc]  # Twisted's types do not reach so far
+    """A connection of HTTP/1.1, until it is taken over by a websocket."""
+
+    headers_s = HEADERS_S
+    body_s = BODY_S
+    _giving_up: asyncio.TimerHandle | None = None
+    _body_bytes = 0
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._expect(self.headers_s, self._late_headers)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._giving_up is None and not self._handlingRequest:
+            self._expect(self.headers_s, self._late_headers)  # of the next request on this connection
+        super().dataReceived(data)
+
+    def allHeadersReceived(self) -> None:
+        super().allHeadersReceived()
+        self._body_bytes = 0
+        self._expect(self.body_s, self._look_at_body)
+
+    def rawDataReceived(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        super().rawDataReceived(data)
+
+    def allContentReceived(self) -> None:
+        self._expect_nothing()
+        super().allContentReceived()
+
+    def connectionLost(self, reason: Any) -> None:
+        self._expect_nothing()
+        super().connectionLost(reason)
+
+    def _late_headers(self) -> None:
+        self._give_up("headers")
+
+    def _look_at_body(self) -> None:
+        if self._body_bytes < BODY_PACE:
+            self._give_up("body")
+            return
+        self._body_bytes = 0
+        self._expect(self.body_s, self._look_at_body)
+
+    def _give_up(self, on: str) -> None:
+        log.warning("slow_client_cut_off", waiting_for=on)
+        self.transport.abortConnection()
+
+    def _expect(self, within_s: float, otherwise: Callable[[], None]) -> None:
+        self._expect_nothing()
+        self._giving_up = asyncio.get_running_loop().call_later(within_s, otherwise)
+
+    def _expect_nothing(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
 
 class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
     backlog_max = BACKLOG_MAX
     stall_s = STALL_S
+
+    @property
+    def http_factory(self) -> Any:
+        return self._http_factory
+
+    @http_factory.setter
+    def http_factory(self, factory: Any) -> None:
+        """Daphne makes it as it starts to run."""
+        factory.protocol = ImpatientChannel
+        self._http_factory = factory
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         if message["type"] in ("http.response.body", "websocket.send"):

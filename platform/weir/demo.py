@@ -32,7 +32,7 @@ def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) ->
         if not with_demo:
             return "" if has_operator() else setup_link()
         file = var_dir / "demo.env"
-        known = _read(file)
+        known = known_logins(file)
         demo = ensure_demo(
             actor=Actor.system("weir up"),
             new_key="WEIR_API_KEY" not in known,
@@ -86,7 +86,8 @@ Ctrl-C stops it; what it stored stays in {os.path.relpath(var_dir) if file[0] !=
 """
 
 
-def _read(file: Path) -> dict[str, str]:
+def known_logins(file: Path) -> dict[str, str]:
+    """What an earlier start wrote there, by name."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

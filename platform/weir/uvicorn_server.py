@@ -22,14 +22,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
+
 log = structlog.get_logger(__name__)
 
-STALL_S: Final = 30.0
-HEADERS_S: Final = 10.0
 HEADERS_MAX: Final = 64 * 1024
 """Bytes of the request line and all headers, as `deploy/nginx/weir.conf` has it."""
-BODY_S: Final = 10.0
-BODY_PACE: Final = 4096
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 _DRAIN_S: Final = 10
 """Open streams have so long to end; then they are cut, and clients resume at another gateway."""

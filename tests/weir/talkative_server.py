@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from weir.daphne_server import BoundedServer, CommandLine
+from weir.daphne_server import BoundedServer, CommandLine, ImpatientChannel
 from weir.servers import DAPHNE
 from weir.uvicorn_server import ImpatientHttp, ImpatientWebSocket, serve
 
@@ -15,6 +15,7 @@ if __name__ == "__main__":
     server, port = sys.argv[1:]
     if server == DAPHNE:
         BoundedServer.stall_s = 2.0
+        ImpatientChannel.headers_s = ImpatientChannel.body_s = 5.0
         CommandLine().run(["-v", "0", "-b", "127.0.0.1", "-p", port, APPLICATION])
     else:
         ImpatientHttp.stall_s = ImpatientWebSocket.stall_s = 2.0

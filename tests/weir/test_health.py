@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import psycopg
 import pytest
+import redis
 from django.db import connection
+from psycopg.sql import SQL, Identifier, Literal
 
+from engine_worker.broker import WorkerBroker
 from tests.e2e.site import MODEL, ROOT, Site, running_site
-from weir import doctor as examination
+from tests.engine_worker.broker.driving import card, status
+from tests.factories import make_key, make_tenant
 from weir import embedded
+from weir.doctor import Finding, machine, servers, serving
 
 pytestmark = pytest.mark.django_db  # has the database made: the site uses it
 
@@ -155,12 +164,134 @@ def test_no_worker_left(site: Site, tmp_path: Path):
         process.wait(15)
 
 
+@contextmanager
+def role_with_password(name: str, password: str) -> Iterator[None]:
+    """A role of the tests' PostgreSQL that, other than all the rest, is asked for its password."""
+    with psycopg.connect(**connection.get_connection_params(), autocommit=True) as admin:
+        (place,) = admin.execute("SHOW hba_file").fetchone() or ("",)
+        rules = Path(place)
+        before = rules.read_text()
+        admin.execute(SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(Identifier(name), Literal(password)))
+        try:
+            rules.write_text(f"local all {name} scram-sha-256\nhost all {name} all scram-sha-256\n{before}")
+            admin.execute("SELECT pg_reload_conf()")
+            yield
+        finally:
+            rules.write_text(before)
+            admin.execute("SELECT pg_reload_conf()")
+            admin.execute(SQL("DROP ROLE {}").format(Identifier(name)))
+
+
+def database_url(site: Site, *, user: str = "", name: str = "") -> str:
+    url = urlsplit(site.env["DATABASE_URL"])
+    place = url.netloc.rpartition("@")[2]
+    return url._replace(
+        netloc=f"{user}@{place}" if user else url.netloc, path=f"/{name}" if name else url.path
+    ).geturl()
+
+
+def until_refused(url: str) -> None:
+    """PostgreSQL reads its rules anew a moment after it was told to."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            psycopg.connect(url).close()
+        except psycopg.OperationalError:
+            return
+        time.sleep(0.05)
+    raise TimeoutError("the rules are not in force")
+
+
+def test_the_doctor_tells_wrong_passwords_from_servers_that_are_away(site: Site, valkey: Any):
+    wrong = database_url(site, user="probed:mistyped")
+    with role_with_password("probed", "right"), redis.Redis.from_url(valkey[0]) as server:
+        server.acl_setuser("probed", enabled=True, passwords="+right", keys="*", commands=["+@all"])
+        until_refused(wrong)
+        status, found = doctor(
+            site,
+            DATABASE_URL=wrong,
+            REDIS_URL=valkey[0].replace("unix://", "unix://probed:mistyped@"),
+            WEIR_MODEL="/no/such/model",
+        )
+        server.acl_deluser("probed")
+    assert status == 1
+    assert "ERROR    database: refuses us: " in found
+    assert "-> Correct the user or the password in DATABASE_URL." in found
+    assert "ERROR    redis: refuses us: " in found
+    assert "-> Correct the user or the password in REDIS_URL." in found
+    assert "ERROR    model: WEIR_MODEL names /no/such/model, which is not there" in found
+    assert "mistyped" not in found
+
+
+def test_the_doctor_sees_a_database_without_our_tables(site: Site):
+    with psycopg.connect(**connection.get_connection_params(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE unmigrated")
+        try:
+            status, found = doctor(site, DATABASE_URL=database_url(site, name="unmigrated"))
+        finally:
+            admin.execute("DROP DATABASE unmigrated WITH (FORCE)")
+    assert status == 1
+    assert "ERROR    database: not migrated: " in found
+    assert "-> python manage.py migrate" in found
+    missing = doctor(site, DATABASE_URL=database_url(site, name="unmigrated"))[1]
+    assert 'database "unmigrated" does not exist' in missing
+    assert "-> Make the database and its role, or correct their names in DATABASE_URL." in missing
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_doctor_knows_another_pepper_by_a_key(site: Site):
+    key = make_key(make_tenant()).secret
+    assert "OK       keys: the pepper is the one" in doctor(site, WEIR_API_KEY=key)[1]
+    status, found = doctor(site, WEIR_API_KEY=key, WEIR_API_KEY_PEPPER="another one")
+    assert status == 1
+    assert "ERROR    keys: the key in WEIR_API_KEY was made under another pepper" in found
+    assert "restore var/secrets/api_key_pepper from a backup" in found
+    assert key not in found
+
+
+def test_a_pepper_that_is_younger_than_keys_is_suspicious(db: None, settings: Any, tmp_path: Path):
+    settings.VAR_DIR, settings.SECRETS_ARE_GENERATED = tmp_path, True
+    (tmp_path / "secrets").mkdir()
+    pepper = tmp_path / "secrets" / "api_key_pepper"
+    pepper.write_text("x")
+    os.utime(pepper, (0, 0))
+    make_key(make_tenant())
+    assert list(machine.pepper()) == []
+    os.utime(pepper, (time.time() + 60, time.time() + 60))
+    (found,) = machine.pepper()
+    assert found.level == "warning"
+    assert "1 API keys are older than" in found.text
+
+
+def test_clocks_that_disagree_are_told(site: Site, valkey: Any, settings: Any):
+    settings.REDIS_URL = valkey[0]
+    assert list(servers.redis_clock()) == list(servers.database_clock()) == []
+    (behind,) = servers.redis_clock(lambda: time.time() + 60)
+    assert behind.text == "Redis's clock is 60 s behind this machine's"
+    (ahead,) = servers.database_clock(lambda: time.time() - 60)
+    assert ahead.text == "PostgreSQL's clock is 60 s ahead of this machine's"
+
+    async def beat(model: str) -> None:
+        worker = WorkerBroker(valkey[0], model=model, worker_id="late", timeout_s=5)
+        await worker.register(card(model), b"{}")
+        late = status(worker, updated_at_ms=int(time.time() * 1000) - 90_000)
+        await worker.heartbeat(late, tokenizer_sha256=card(model).tokenizer_sha256)
+        assert any("the clock of worker late is 90 s behind" in found.text for found in await look())
+        await worker.farewell()
+        await worker.aclose()
+
+    async def look() -> list[Finding]:
+        return await asyncio.to_thread(lambda: list(serving.engine()))
+
+    asyncio.run(beat("of-late"))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is a file system that is always full")
 def test_the_doctor_sees_a_full_disk_of_the_models(settings: Any, tmp_path: Path):
     settings.VAR_DIR = tmp_path
-    before = list(examination._disk())
+    before = list(machine.disk())
     (tmp_path / "models").symlink_to("/proc")
-    (found,) = [finding for finding in examination._disk() if finding not in before]
+    (found,) = [finding for finding in machine.disk() if finding not in before]
     assert (found.level, found.part, found.text) == (
         "error",
         "disk",
