@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -38,6 +39,11 @@ def projects_of_keys(public_ids: Collection[UUID]) -> dict[tuple[int, UUID], UUI
         (tenant_id, public_id): project
         for tenant_id, public_id, project in rows.values_list("tenant_id", "public_id", "project__public_id")
     }
+
+
+def live_keys_made_before(moment: datetime) -> int:
+    """How many keys that may still be used, whosever they are, were made before it."""
+    return ApiKey.unscoped.filter(revoked_at=None, created_at__lt=moment).count()
 
 
 def get_project(principal: Principal, public_id: str) -> Project:

@@ -28,7 +28,7 @@ from tests.e2e.site import MODEL, ROOT, Site, running_site
 from tests.factories import make_key, make_operator, make_tenant, make_user
 from tests.inference.ledger_driving import an_event
 from weir import embedded
-from weir.doctor import _row_security
+from weir.doctor import servers
 
 ROLES = ("weir_gateway", "weir_background", "weir_owner")
 
@@ -140,14 +140,16 @@ def test_a_query_that_forgot_its_tenant_finds_nothing_of_others(roles: None, set
 
     assert seen() >= {mine.pk, other.pk}, "the control: this is what the first lock alone is for"
     settings.ROW_SECURITY = True
-    assert [finding.level for finding in _row_security()] == ["warning"], "the doctor: the owner is not bound"
+    assert [finding.level for finding in servers.row_security()] == ["warning"], (
+        "the doctor: the owner is not bound"
+    )
     connection.close()
     install()
     try:
         with connection.cursor() as cursor:
             cursor.execute("SET ROLE weir_gateway")
         assert seen() == set()
-        assert [finding.level for finding in _row_security()] == ["ok"]
+        assert [finding.level for finding in servers.row_security()] == ["ok"]
         with bound_to(str(mine.pk)):
             assert seen() == {mine.pk}
             with transaction.atomic():
