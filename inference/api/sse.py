@@ -84,6 +84,12 @@ class Position:
         return f"{self.next_seq}{'.' if self.is_after_end else ''}"
 
 
+def _bare_failure(generation: Generation, chunk: Chunk) -> ApiError | None:
+    """Of a chunk that tells of nothing else."""
+    is_bare = chunk.finish is not None and not chunk.token_ids and not chunk.text
+    return generation.failure() if is_bare else None
+
+
 async def events_of(
     generations: Sequence[Generation],
     *,
@@ -114,6 +120,8 @@ async def events_of(
                 opening = b""
                 continue
             index, chunk = item
+            if not has_begun and (failure := _bare_failure(generations[index], chunk)) is not None:
+                raise failure
             told: list[bytes] = []
             more: Chunk | None = chunk
             while more is not None:

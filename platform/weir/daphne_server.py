@@ -27,13 +27,15 @@ log = structlog.get_logger(__name__)
 BACKLOG_MAX: Final = 256 * 1024
 """Bytes that may wait in this process for one client; its kernel buffer is besides."""
 _LOOK_S: Final = 0.05
+_Channel: Any = http.HTTPChannel  # much of Twisted has no types
 
 
-class ImpatientChannel(http.HTTPChannel):  # type: ignore[misc]  # Twisted's types do not reach so far
+class ImpatientChannel(_Channel):  # type: ignore[misc]
     """A connection of HTTP/1.1, until it is taken over by a websocket."""
 
     headers_s = HEADERS_S
     body_s = BODY_S
+    transport: Any
     _giving_up: asyncio.TimerHandle | None = None
     _body_bytes = 0
 
@@ -59,7 +61,7 @@ class ImpatientChannel(http.HTTPChannel):  # type: ignore[misc]  # Twisted's typ
         self._expect_nothing()
         super().allContentReceived()
 
-    def connectionLost(self, reason: Any) -> None:
+    def connectionLost(self, reason: Any = None) -> None:
         self._expect_nothing()
         super().connectionLost(reason)
 
