@@ -4,14 +4,14 @@
     make bench-load ARGS="--seconds 60 --soak 3600 --soak-load 0.5"   # and an hour at half the capacity afterwards
     make bench-load ARGS="--model tiny --seconds 10"      # a random model: checks the benchmark, measures nothing
 
-Starts the product in a scratch directory (`weir up`: PostgreSQL, Valkey, Daphne, Celery, one worker), eight tenants.
-Capacity is what as many clients as the engine has slots get through when each sends its next request as the last one
-ends. Then the load of `weir bench`, an open loop: requests come at their times, Poisson, whatever became of those
-before, and nobody tries again. Lengths are ShareGPT's, scaled (`--scale`). The tier promises a wait of at most 0.7 of
-the objective's time to the first token, the rest is the engine's: who would wait longer is refused at once, or ended in
-the queue, with a Retry-After too. Client, gateway and engine share the machine, so at 10x the refusals cost the engine
-processor
-time as well: `cores` of each run says how much of it each process took.
+Starts the product in a scratch directory (`weir up`: PostgreSQL, Valkey, Celery, one worker, a gateway on the server
+that production has, unless WEIR_SERVER names another), eight tenants. Capacity is what as many clients as the engine
+has slots get through when each sends its next request as the last one ends. Then the load of `weir bench`, an open
+loop: requests come at their times, Poisson, whatever became of those before, and nobody tries again. Lengths are
+ShareGPT's, scaled (`--scale`). The tier promises a wait of at most 0.7 of the objective's time to the first token, the
+rest is the engine's: who would wait longer is refused at once, or ended in the queue, with a Retry-After too. Client,
+gateway and engine share the machine, so at 10x the refusals cost the engine processor time as well: `cores` of each
+run says how much of it each process took.
 
 goodput_10x_over_peak         answers a second within the objective at 10x, over the most at any load
 refused_without_retry_after   refusals (429, 503) that do not say when to come back
@@ -40,12 +40,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import uvloop
 
 from benchmarks.engine.measure import processor
 from engine_worker.broker import BrokerUnavailable
 from weir.load.client import End, Outcome, Target, closed_loop, open_loop
 from weir.load.mix import Mix
 from weir.load.report import Objective, Report, percentiles, summarise
+from weir.servers import PRODUCTION
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "bench"
@@ -215,7 +217,7 @@ class Bench:
         seconds = self._arguments.seconds
         asks = self._mix.endless()
         slots = self._arguments.slots
-        outcomes = asyncio.run(closed_loop(self._target, asks, clients=slots, duration_s=seconds))
+        outcomes = uvloop.run(closed_loop(self._target, asks, clients=slots, duration_s=seconds))
         self.all += outcomes
         report = summarise(
             outcomes, duration_s=seconds, objective=self.objective, from_s=seconds * self._arguments.warm_up
@@ -226,7 +228,7 @@ class Bench:
 
     def run(self, name: str, rate: float, seconds: float) -> tuple[Report, list[Sample]]:
         began = time.monotonic()
-        outcomes = asyncio.run(open_loop(self._target, self._mix.poisson(rate, seconds)))
+        outcomes = uvloop.run(open_loop(self._target, self._mix.poisson(rate, seconds)))
         self.all += outcomes
         self.by_run[name] = outcomes
         report = summarise(
@@ -360,6 +362,7 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the product ends with its benchmark
     os.environ["WEIR_MAX_NUM_SEQS"] = str(arguments.slots)
+    os.environ.setdefault("WEIR_SERVER", PRODUCTION)
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as directory:
         scratch = Path(directory)
         scratch.chmod(0o755)
