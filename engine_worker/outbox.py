@@ -73,6 +73,7 @@ class _Owned:
             text=before.text + chunk.text,
             logprobs=_joined(before.logprobs, chunk.logprobs),
             prompt_logprobs=_joined(before.prompt_logprobs, chunk.prompt_logprobs),
+            queued_ms=before.queued_ms,
         )
 
     def is_due(self, now_s: float) -> bool:
@@ -157,7 +158,7 @@ class Outbox:
                 self._take(owned, int(index), output)
 
     def _take(self, owned: _Owned, index: int, output: RequestOutput) -> None:
-        owned.has_begun = True
+        is_first, owned.has_begun = not owned.has_begun, True
         text = owned.text_before_next.pop(index, "") + output.text
         if not output.token_ids and not output.finish:
             owned.text_before_next[index] = text
@@ -187,6 +188,7 @@ class Outbox:
                 index=index,
                 choice_end=choice_end,
                 prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs is not None else None,
+                queued_ms=owned.claim.queued_ms if is_first else None,
                 embedding=None if output.embedding is None else b64encode(output.embedding).decode(),
             ),
             self._clock(),

@@ -154,6 +154,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
+    rank: int | None = None
+    """Of a prompt's token: its place among all of the vocabulary, from 1."""
 
 
 class EngineError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,6 +211,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     embedding: str | None = None
     """Of an embedding model, in the only chunk: the texts' vectors one after the other, little-endian float32
     in base64. Text, because Redis's MessagePack knows no bytes."""
+    queued_ms: int | None = None
+    """In the queue before a worker first had it; in an attempt's first chunk."""
     v: int = msgspec.field(default_factory=_version)
 
 

@@ -259,6 +259,7 @@ def _position(token_id: int, found: Mapping[int, Any], top: int) -> PositionLogp
     return PositionLogprobs(
         TokenLogprob(token_id, found[token_id].logprob),
         tuple(TokenLogprob(each, value.logprob) for each, value in likeliest),
+        found[token_id].rank,
     )
 
 

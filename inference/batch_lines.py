@@ -59,7 +59,8 @@ class Line:
         body.check()
         chat = await start_chat(self._runtime, self._principal, body, is_streamed=False, **self._how)
         choices = await self._collected([chat.generation], body.num_choices())
-        return ChatShape(chat.generation, body, chat.model, chat.tool_form).whole(choices)
+        tier = self._principal.tier.name
+        return ChatShape(chat.generation, body, chat.model, chat.tool_form, tier).whole(choices)
 
     async def _completion(self, given: dict[str, Any]) -> Any:
         body = _read(given, CompletionRequest)
@@ -97,7 +98,9 @@ class Line:
             is_streamed=False,
             **self._how,
         )
-        shape = ResponseShape(new_response(body, self._how["request_id"]), chat.tool_form)
+        response = new_response(body, self._how["request_id"])
+        response.service_tier = self._principal.tier.name
+        shape = ResponseShape(response, chat.tool_form)
         async for _, chunk in self._chunks([chat.generation]):
             shape.events(chunk)
         assert chat.generation.finish is not None

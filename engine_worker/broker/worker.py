@@ -50,6 +50,8 @@ class Claim:
     """Its tenant's virtual token counter when its turn came: the smaller goes first within a class."""
     log: tuple[Chunk, ...] = ()
     """The same as it was delivered, which tells several choices apart."""
+    queued_ms: int = 0
+    """In the queue before a worker first had it, by the server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class WorkerBroker:
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
-    body, epoch, attempt, deadline_ms, entries, tier_class, counter = entry
+    body, epoch, attempt, deadline_ms, entries, tier_class, counter, queued_ms = entry
     log = tuple(decode(chunk, Chunk) for chunk in entries)
     return Claim(
         request=decode(body, GenerateRequest),
@@ -190,4 +192,5 @@ def _claim(entry: Sequence[Any], now_ms: int) -> Claim:
         log=log,
         tier_class=int(tier_class),
         counter=float(counter or 0),
+        queued_ms=int(queued_ms),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -56,7 +57,11 @@ class Sampler:
 
     def score(self, logits: Tensor, token_ids: Rows[int], count: int) -> list[PositionLogprobs]:
         """How likely each of `token_ids` was, and `count` alternatives. `logits`: float32[tokens, vocab]."""
-        return _report(logits[:, : self._vocab_size], token_ids, [count] * len(token_ids))
+        logits = logits[:, : self._vocab_size]
+        own = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+        ranks = ((logits > own).sum(dim=-1) + 1).tolist()
+        scores = _report(logits, token_ids, [count] * len(token_ids))
+        return [msgspec.structs.replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
 
     def _logprobs(self, logits: Tensor, rows: Rows[Row], chosen: list[int]) -> dict[int, PositionLogprobs]:
         wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]

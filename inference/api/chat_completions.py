@@ -13,13 +13,13 @@ from inference.api.sse import events_of
 from inference.models_served import ServedModel
 from inference.schemas import answers
 from inference.schemas.chat import ChatCompletionRequest
-from inference.schemas.logprobs import ChatLogprobs, chat_logprobs
+from inference.schemas.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs
 from inference.services.chat import start_chat
 from inference.services.choices import Choice, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
 from inference.services.submit import made_at
-from inference.services.tiering import in_asked_tier
+from inference.services.tiering import in_asked_tier, told_tier
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
 from tenants.principal import Scope
 
@@ -38,6 +38,7 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
     body = call.read(ChatCompletionRequest)
     body.check()
     grace_s = call.resume_grace_s()
+    own_tier = call.principal.tier
     call.principal = await in_asked_tier(
         call.principal, service_tier=body.service_tier, priority=body.priority
     )
@@ -51,8 +52,8 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
         may_exist=call.may_exist,
     )
     generation = chat.generation
-    shape = ChatShape(generation, body, chat.model, chat.tool_form)
-    headers = generation.headers()
+    tier = told_tier(body.service_tier, own=own_tier, served=call.principal.tier)
+    shape = ChatShape(generation, body, chat.model, chat.tool_form, tier)
     if body.stream:
         events = events_of(
             [generation],
@@ -62,10 +63,10 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             can_resume=body.num_choices() == 1 and chat.tool_form is None,
             grace_s=grace_s,
         )
-        return await call.stream(events, headers=headers)
+        return await call.stream(events, headers=generation.headers)
     choices = await collect([generation], n=body.num_choices())
     return await call.respond_off_loop(
-        lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers
+        lambda: shape.whole(choices), size=num_logprobs(choices), headers=generation.headers()
     )
 
 
@@ -78,13 +79,16 @@ class ChatShape:
         body: ChatCompletionRequest,
         model: ServedModel,
         tool_form: ToolFormat | None = None,
+        service_tier: str | None = None,
     ) -> None:
+        self._service_tier = service_tier
         self._generation = generation
         self._id = generation.ticket.request_id
         self._created = made_at(self._id)
         self._fingerprint = f"fp_{model.card.revision[:10]}"
         self._texts = model.renderer.token_texts
         self._has_logprobs = bool(body.logprobs)
+        self._num_scores = body.prompt_logprobs
         self._has_usage_chunk = body.wants_usage_chunk
         self._begun: set[int] = set()
         self._tool_form = tool_form
@@ -109,6 +113,8 @@ class ChatShape:
             ],
             usage=answers.usage_of(finish),
             system_fingerprint=self._fingerprint,
+            service_tier=self._service_tier,
+            prompt_logprobs=self._prompt_logprobs(choices[0].prompt_logprobs),
         )
 
     def events(self, _index: int, chunk: Chunk) -> Sequence[answers.ChatCompletionChunk]:
@@ -162,6 +168,13 @@ class ChatShape:
         deltas = [_delta(part) for part in parts]
         return deltas or ([answers.ChatDelta()] if told else []), parser.num_calls > 0
 
+    def _prompt_logprobs(
+        self, positions: Sequence[PositionLogprobs] | None
+    ) -> PromptLogprobs | msgspec.UnsetType:
+        if self._num_scores is None:
+            return msgspec.UNSET
+        return prompt_logprobs(positions or (), self._texts, self._num_scores)
+
     def _logprobs(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
         return chat_logprobs(positions, self._texts) if self._has_logprobs else None
 
@@ -181,6 +194,7 @@ class ChatShape:
             model=self._generation.ticket.model,
             choices=choices,
             system_fingerprint=self._fingerprint,
+            service_tier=self._service_tier,
             usage=None if self._has_usage_chunk else msgspec.UNSET,
         )
 

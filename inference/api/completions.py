@@ -12,7 +12,7 @@ from inference.api.endpoint import ApiCall, endpoint
 from inference.api.sse import events_of
 from inference.schemas import answers
 from inference.schemas.completions import CompletionRequest
-from inference.schemas.logprobs import TextLogprobs, text_logprobs
+from inference.schemas.logprobs import PromptLogprobs, TextLogprobs, prompt_logprobs, text_logprobs
 from inference.services.choices import Choice, best_of, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.completions import Prompted, start_completions
@@ -48,7 +48,11 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     )
     generations = prompted.generations
     shape = TextShape(completion_id, body, prompted)
-    headers = generations[-1].headers()
+
+    def headers() -> dict[str, str]:
+        slowest = max(generations, key=lambda generation: generation.queued_ms or 0)
+        return generations[-1].headers() | slowest.queue_header()
+
     if body.stream:
         events = events_of(
             generations,
@@ -60,7 +64,7 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         return await call.stream(events, headers=headers)
     choices = await collect(generations, n=body.num_choices())
     return await call.respond_off_loop(
-        lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers
+        lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers()
     )
 
 
@@ -83,6 +87,8 @@ class TextShape:
         self._has_usage_chunk = body.wants_usage_chunk
         self._n = body.num_told()
         self._has_logprobs = body.logprobs is not None
+        self._num_told = body.logprobs or 0
+        self._num_scores = body.prompt_logprobs
         self._first_tokens = [prompt[0] for prompt in prompts]
         self._echoes = [
             prompt if isinstance(prompt, str) else model.renderer.decode(prompt) for prompt in body.prompts()
@@ -107,6 +113,7 @@ class TextShape:
                 self._echoes[index // self._n] + choice.text,
                 choice.finish_reason or self._finishes()[index // self._n].reason,
                 self._logprobs(index, choice.logprobs, is_first=True),
+                self._told_scores(index // self._n),
             )
             for index, choice in enumerate(choices)
         ]
@@ -141,11 +148,21 @@ class TextShape:
         first_token = None
         if is_first and self._echoes[generation]:
             first_token = self._first_tokens[generation]
-            positions = [*self._prompt_logprobs.get(generation, ()), *positions]
+            # Those may have more alternatives than are told here.
+            prompt = self._prompt_logprobs.get(generation, ())
+            positions = [
+                *(msgspec.structs.replace(each, top=each.top[: self._num_told]) for each in prompt),
+                *positions,
+            ]
         offset = self._offsets.get(number, 0)
         logprobs = text_logprobs(positions, self._texts, offset=offset, first_token=first_token)
         self._offsets[number] = offset + sum(map(len, logprobs.tokens))
         return logprobs
+
+    def _told_scores(self, generation: int) -> PromptLogprobs | msgspec.UnsetType:
+        if self._num_scores is None:
+            return msgspec.UNSET
+        return prompt_logprobs(self._prompt_logprobs.get(generation, ()), self._texts, self._num_scores)
 
     def _finishes(self) -> list[Finish]:
         return [generation.finish for generation in self._generations if generation.finish is not None]

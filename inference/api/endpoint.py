@@ -117,14 +117,17 @@ class ApiCall:
         return self.respond(body, headers=headers)
 
     async def stream(
-        self, events: AsyncGenerator[bytes, None], *, headers: dict[str, str] | None = None
+        self, events: AsyncGenerator[bytes, None], *, headers: Callable[[], dict[str, str]] = dict
     ) -> StreamingHttpResponse:
-        """Answers with the first event at hand (see `events_of`). Raises ApiError where there is none."""
+        """Answers with the first event at hand (see `events_of`), and what is known by then in the headers.
+
+        Raises ApiError where there is none.
+        """
         pieces = _all_of(await anext(events), events)
         response = StreamingHttpResponse(pieces, content_type="text/event-stream; charset=utf-8")
         response.headers["Cache-Control"] = "no-cache, no-transform"
         response.headers["X-Accel-Buffering"] = "no"  # nginx must not hold events back
-        self._add_headers(response, headers or {})
+        self._add_headers(response, headers())
         return response
 
     def _add_headers(self, response: HttpResponse | StreamingHttpResponse, headers: dict[str, str]) -> None:

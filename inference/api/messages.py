@@ -50,7 +50,6 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         may_exist=call.may_exist,
     )
     shape = MessageShape(chat)
-    headers = chat.generation.headers()
     if body.stream:
         events = events_of(
             [chat.generation],
@@ -59,14 +58,14 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             close=shape.last_events,
             framing=ANTHROPIC,
         )
-        return await call.stream(events, headers=headers)
+        return await call.stream(events, headers=chat.generation.headers)
     async with chat.generation as generation:
         async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S):
             if item is not None:
                 shape.add(item[1])
         if (failure := generation.failure()) is not None:
             raise failure
-    return call.respond(shape.whole(), headers=headers)
+    return call.respond(shape.whole(), headers=generation.headers())
 
 
 @endpoint(

@@ -62,6 +62,10 @@ _ANSWER_HEADERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "x-ratelimit-limit-tokens": ("Of the limit with the least left.", {"type": "integer"}),
     "x-ratelimit-remaining-tokens": ("What is left of it.", {"type": "integer"}),
     "x-ratelimit-reset-tokens": ("When it is full again.", {"type": "string"}),
+    "x-weir-queue-ms": (
+        "Milliseconds in the queue, the longest of several; not of a stream that began before its first token.",
+        {"type": "integer", "minimum": 0},
+    ),
     "x-weir-tier": ("The tier in which the request went.", {"type": "string"}),
     "x-weir-limit-scope": ("Whose limit it is.", {"enum": ["tier", "tenant", "model", "key"]}),
 }
@@ -265,7 +269,7 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         }
     names = ["x-request-id", "x-weir-tier"]
     if operation.generates:
-        names += [name for name in _ANSWER_HEADERS if name.startswith("x-ratelimit")]
+        names += [name for name in _ANSWER_HEADERS if name.startswith(("x-ratelimit", "x-weir-queue"))]
     good = {"description": "Done.", "headers": _headers(names), "content": content}
     error = schemas.of(AnthropicErrorAnswer if operation.is_anthropic else ErrorAnswer)
     return {str(operation.status): good} | {

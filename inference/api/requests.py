@@ -128,7 +128,8 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
             close=shape.last_events,
             can_resume=True,
             grace_s=call.resume_grace_s(),
-        )
+        ),
+        headers=generation.headers,
     )
 
 

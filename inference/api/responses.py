@@ -29,7 +29,7 @@ from inference.services.generation import Generation
 from inference.services.prepare import tokenise_chat
 from inference.services.responses import Kept, delete_response, find_response, keep_response
 from inference.services.resume import find_request, resume
-from inference.services.tiering import in_asked_tier
+from inference.services.tiering import in_asked_tier, told_tier
 from inference.tool_calls import ToolFormat, tool_format
 from tenants.principal import Principal, Scope
 
@@ -53,6 +53,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     """Answers text or items; whole, streamed, or in the background."""
     body = call.read(ResponseRequest)
     body.check()
+    own_tier = call.principal.tier
     call.principal = await in_asked_tier(call.principal, service_tier=body.service_tier)
     own = body.items()
     items = [*await _history(call, body.previous_response_id), *own]
@@ -69,25 +70,25 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     )
     generation = chat.generation
     response = new_response(body, response_id)
+    response.service_tier = told_tier(body.service_tier, own=own_tier, served=call.principal.tier)
     shape = ResponseShape(response, chat.tool_form)
     kept = Kept(call.principal.tenant_id, generation.ticket.model, items, len(own), response, False)
-    headers = generation.headers()
     if body.background:
         try:
             await keep_response(kept)
         except BaseException:
             generation.leave()
             raise
-        queued = call.respond(response, headers=headers)
+        queued = call.respond(response, headers=generation.headers())
         call.runtime.spawn(_follow_to_end(generation, shape, kept), name="background-response")
         return queued
     if body.stream:
-        return await call.stream(_streamed(generation, shape, kept), headers=headers)
+        return await call.stream(_streamed(generation, shape, kept), headers=generation.headers)
     async with generation:
         await _follow(generation, shape)
     if response.store:
         await keep_response(_ended(kept))
-    return call.respond(response, headers=headers)
+    return call.respond(response, headers=generation.headers())
 
 
 @endpoint("POST", scope=Scope.INFERENCE, body=InputTokensRequest, answer=InputTokens, errors=(404, 409))

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from engine_worker.protocol import Finish
-from inference.schemas.logprobs import ChatLogprobs, TextLogprobs
+from inference.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -83,7 +83,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    service_tier: str = "default"
+    service_tier: str | None
+    """What served it: `default` (the key's own tier), `flex`, or a tier's name."""
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Where asked for."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -106,7 +109,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str
-    service_tier: str = "default"
+    service_tier: str | None
+    """As above; null where a stream is read again."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Unset unless the client asked for the usage chunk; then null in every chunk but the last."""
 
@@ -121,6 +125,8 @@ class TextChoice(msgspec.Struct):
     text: str
     finish_reason: str | None
     logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Where asked for; the same for all choices of one prompt."""
 
 
 class Completion(msgspec.Struct, kw_only=True):

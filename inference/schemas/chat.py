@@ -16,6 +16,7 @@ from inference.schemas.sampling import (
     SamplingFields,
     ServiceTier,
     StreamOptions,
+    refuse_streamed_scores,
     refuse_unsupported,
 )
 from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
@@ -96,6 +97,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         """What the types can't say. Raises InvalidRequest."""
         refuse_unsupported(self, _NEUTRAL)
+        refuse_streamed_scores(self, self.stream)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
         if self.top_logprobs and not self.logprobs:

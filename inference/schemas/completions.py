@@ -8,7 +8,14 @@ from msgspec import Meta
 
 from inference.errors import InvalidRequest
 from inference.schemas.prompts import Prompts, prompts_of
-from inference.schemas.sampling import Choices, Priority, SamplingFields, StreamOptions, refuse_unsupported
+from inference.schemas.sampling import (
+    Choices,
+    Priority,
+    SamplingFields,
+    StreamOptions,
+    refuse_streamed_scores,
+    refuse_unsupported,
+)
 
 MAX_TOKENS_DEFAULT = 16
 """As in OpenAI's specification."""
@@ -38,6 +45,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     def check(self) -> None:
         """What the types can't say. Raises InvalidRequest."""
         refuse_unsupported(self, _NEUTRAL)
+        refuse_streamed_scores(self, self.stream)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
         if self.best_of is not None and self.best_of < self.num_told():
@@ -52,7 +60,9 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
         return 0 if self.logprobs is None and self.is_ranked else self.logprobs
 
     def prompt_logprobs_wanted(self) -> int | None:
-        return self.logprobs if self.echo else None
+        echoed = self.logprobs if self.echo else None
+        asked = [count for count in (echoed, self.prompt_logprobs) if count is not None]
+        return max(asked, default=None)
 
     def num_choices(self) -> int:
         """Those that are made, and charged."""

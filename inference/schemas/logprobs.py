@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from engine_worker.protocol import PositionLogprobs, TokenLogprob
 from inference.token_texts import TokenTexts
+
+_LEAST: Final = -9999.0
+"""JSON has no infinity; OpenAI writes this for a token that can't come."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -35,6 +39,31 @@ class TextLogprobs(msgspec.Struct):
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
     text_offset: list[int] = []
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""As vLLM has them: by token id, the prompt's own token first; null for its first one."""
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs], texts: TokenTexts, count: int) -> PromptLogprobs:
+    """`count`: so many of the likeliest beside each token."""
+
+    def entry(candidate: TokenLogprob, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(max(candidate.logprob, _LEAST), rank, texts.text_of(candidate.token_id))
+
+    told: PromptLogprobs = [None]
+    for position in positions:
+        found = {str(position.chosen.token_id): entry(position.chosen, position.rank)}
+        for rank, candidate in enumerate(position.top[:count], 1):
+            found.setdefault(str(candidate.token_id), entry(candidate, rank))
+        told.append(found)
+    return told
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> ChatLogprobs:
@@ -75,7 +104,6 @@ def _entry(position: PositionLogprobs, texts: TokenTexts) -> TokenLogprobEntry:
 def _parts(candidate: TokenLogprob, texts: TokenTexts) -> tuple[str, float, list[int]]:
     return (
         texts.text_of(candidate.token_id),
-        # JSON has no infinity; OpenAI writes this for a token that can't come.
-        max(candidate.logprob, -9999.0),
+        max(candidate.logprob, _LEAST),
         list(texts.bytes_of(candidate.token_id)),
     )

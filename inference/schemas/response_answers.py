@@ -78,6 +78,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     previous_response_id: str | None
     reasoning: dict[str, None] = msgspec.field(default_factory=lambda: {"effort": None, "summary": None})
     service_tier: str = "default"
+    """What served it: `default` (the key's own tier), `flex`, or a tier's name."""
     store: bool
     temperature: float
     text: dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from engine_worker.protocol import SamplingParams
+from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
 from inference.errors import InvalidRequest
 from inference.schemas.structured import StructuredFields
 
@@ -54,6 +54,8 @@ class SamplingFields(StructuredFields, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    """Alternatives to each token of the prompt; not streamed."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Parts a tenant's cached prompts; it never joins two tenants'."""
 
@@ -98,10 +100,18 @@ class SamplingFields(StructuredFields, kw_only=True):
         return None
 
     def prompt_logprobs_wanted(self) -> int | None:
-        return None
+        return self.prompt_logprobs
 
     def num_choices(self) -> int:
         return 1
+
+
+def refuse_streamed_scores(fields: SamplingFields, stream: bool | None) -> None:
+    """As vLLM does: they come whole. Raises InvalidRequest."""
+    if stream and fields.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "'prompt_logprobs' can't be streamed: leave 'stream' out.", param="prompt_logprobs"
+        )
 
 
 def refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]]) -> None:

@@ -87,6 +87,8 @@ class Generation:
         self.waited = waited
         self.position = position
         self.finish: Finish | None = None
+        self.queued_ms: int | None = None
+        """How long it waited for a worker; None before its first chunk."""
         self._runtime = runtime
         self._stream = stream
         self._span = span
@@ -98,12 +100,15 @@ class Generation:
             runtime.reservations.add(self)
 
     def headers(self) -> dict[str, str]:
-        """What its client hears of the limits, and of its turn where it waited for it."""
+        """What its client hears of the limits, and of its turns where they are known by now."""
         headers = bucket_headers(self.buckets)
         if self.waited is not None:
             headers["x-weir-place"] = str(self.waited.place)
             headers["x-weir-waited-ms"] = str(round(self.waited.wait_s * 1000))
-        return headers
+        return headers | self.queue_header()
+
+    def queue_header(self) -> dict[str, str]:
+        return {} if self.queued_ms is None else {"x-weir-queue-ms": str(self.queued_ms)}
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,6 +142,8 @@ class Generation:
         return None if chunk is None else self._seen(chunk)
 
     def _seen(self, chunk: Chunk) -> Chunk:
+        if self.queued_ms is None:
+            self.queued_ms = chunk.queued_ms
         if chunk.finish is not None:
             finish = self._named_end(chunk.finish)
             chunk = msgspec.structs.replace(chunk, finish=finish)

@@ -55,6 +55,15 @@ async def in_asked_tier(
     return replace(principal, tier=asked) if asked.rank > own.rank else principal
 
 
+def told_tier(service_tier: str | None, *, own: TierSpec, served: TierSpec) -> str:
+    """What an answer says served it, in the request's own word where it had one."""
+    if service_tier == "flex":
+        return "flex" if served.name == settings.BATCH_TIER else "default"
+    if service_tier not in _OWN:
+        return str(service_tier)
+    return "default" if served.name == own.name else served.name
+
+
 def _named(service_tier: str, tiers: list[TierSpec]) -> TierSpec | None:
     if service_tier == "priority":
         return tiers[0] if tiers else None

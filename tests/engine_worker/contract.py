@@ -83,6 +83,7 @@ class EngineContract:
         (scored,) = [piece.prompt_logprobs for piece in found.pieces if piece.prompt_logprobs is not None]
         assert [position.chosen.token_id for position in scored] == PROMPT[1:]
         assert {len(position.top) for position in scored} == {1}
+        assert all((position.rank == 1) == (position.chosen == position.top[0]) for position in scored)
 
     async def test_nothing_to_make_is_an_end_too(self, engine: Engine):
         found = (await run(engine, request("a", PROMPT, 0)))["a"]

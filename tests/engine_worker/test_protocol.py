@@ -78,6 +78,8 @@ MESSAGES: list[Any] = [
             stop_reason=2,
             error=EngineError(code="c", message="m"),
         ),
+        prompt_logprobs=[PositionLogprobs(TokenLogprob(4, -0.5), rank=7)],
+        queued_ms=12,
     ),
     UsageEvent(
         request_id="r1",

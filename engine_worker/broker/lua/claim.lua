@@ -13,7 +13,8 @@
 -- ARGV[4]   how many more it would start by putting aside what is of the class in ARGV[5] or below
 -- ARGV[5]   the best class that it would put aside, integer: only better ones come beyond ARGV[2]
 -- ARGV[6..] LoRA adapters that the worker has: requests for others are left to whoever has those
--- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}, class, counter}, ...}
+-- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}, class, counter,
+--            ms in the queue before its first claim}, ...}
 -- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000 0 0
 --@include request
 local worker, count, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -108,10 +109,11 @@ while ended < 64 do
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1)
     redis.call('HSETNX', key, 'claimed', now)
+    local queued = math.max(0, tonumber(redis.call('HGET', key, 'claimed')) - request.created)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}
     reply[#reply + 1] = { redis.call('HGET', key, 'body'), request.epoch + 1, request.attempts + 1, request.deadline,
-      log, tonumber(class), counter }
+      log, tonumber(class), counter, queued }
   end
 end
 

@@ -75,7 +75,10 @@ class ModelSource:
     @staticmethod
     def _told(row: torch.Tensor, chosen: int, count: int) -> dict[int, Any]:
         ids = [chosen, *row.topk(count).indices.tolist()]
-        return {token: SimpleNamespace(logprob=float(row[token])) for token in ids}
+        return {
+            token: SimpleNamespace(logprob=float(row[token]), rank=int((row > row[token]).sum()) + 1)
+            for token in ids
+        }
 
     def shutdown(self) -> None:
         self.is_dead = True

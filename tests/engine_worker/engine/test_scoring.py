@@ -24,6 +24,7 @@ def check_scores(scores, expected, top: int) -> None:
     for at, position in enumerate(scores):
         assert position.chosen.token_id == PROMPT[at + 1]
         assert position.chosen.logprob == pytest.approx(expected[at, PROMPT[at + 1]].item(), abs=1e-3)
+        assert position.rank == int((expected[at] > expected[at, PROMPT[at + 1]]).sum()) + 1
         assert [entry.token_id for entry in position.top] == best.indices[at, :top].tolist()
 
 

@@ -169,6 +169,44 @@ def test_echo_streamed_with_choices_and_prompts(complete):
     assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
 
 
+def test_the_prompts_own_logprobs_are_told_as_vllm_tells_them(complete, chat, http, engine_model):
+    prompt = "the weir"
+    (choice,) = complete(extra_body={"prompt_logprobs": 3}, echo=True, logprobs=1).choices
+    scores = choice.prompt_logprobs
+    assert scores[0] is None
+    assert [next(iter(each)) for each in scores[1:]] == [str(token) for token in prompt.encode()[1:]]
+    for token, told, echoed in zip(
+        prompt[1:], scores[1:], choice.logprobs.token_logprobs[1 : len(prompt)], strict=True
+    ):
+        own = next(iter(told.values()))
+        assert own["decoded_token"] == token
+        assert own["logprob"] == pytest.approx(echoed, abs=1e-6)
+        ranks = sorted(each["rank"] for each in told.values())
+        assert ranks in ([1, 2, 3], [1, 2, 3, own["rank"]])
+        by_rank = sorted(told.values(), key=lambda each: each["rank"])
+        assert by_rank == sorted(told.values(), key=lambda each: -each["logprob"])
+    assert {len(top) for top in choice.logprobs.top_logprobs[1 : len(prompt)]} <= {1, 2}, (
+        "`logprobs` asked for one"
+    )
+    pair = complete(prompt=["ab", "abc"], n=2, temperature=1, extra_body={"prompt_logprobs": 0}).choices
+    assert [len(each.prompt_logprobs) for each in pair] == [2, 2, 3, 3]
+    assert all(len(told) == 1 for each in pair for told in each.prompt_logprobs[1:])
+
+    answer = chat(extra_body={"prompt_logprobs": 1})
+    text = f"user: {ASK[0]['content']}\nassistant:"
+    told = [next(iter(each.values()))["decoded_token"] for each in answer.prompt_logprobs[1:]]
+    assert "".join(told) == text[1:]
+    plain = http.post(
+        "chat/completions", json={"model": engine_model, "messages": ASK, "max_tokens": 1}
+    ).json()
+    assert "prompt_logprobs" not in plain
+    for ask in (chat, complete):
+        for given, stream in ((21, False), (-1, False), (0, True)):
+            with pytest.raises(openai.BadRequestError) as refused:
+                ask(extra_body={"prompt_logprobs": given}, stream=stream)
+            assert refused.value.param == "prompt_logprobs"
+
+
 def test_bad_words(complete):
     text = complete(max_tokens=40).choices[0].text
     pair = text[3:5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -94,6 +95,53 @@ def test_a_request_may_go_later_and_never_earlier(http, sdk, model):
     assert response.headers["x-weir-tier"] == "batch"
     tiers = {row.tier for row in rows_of(tenant, 12)}
     assert tiers == {"standard", "batch", "night"}
+
+
+def test_an_answer_says_how_long_it_waited_in_the_queue(http, model):
+    messages = {"model": model, "messages": HELLO, "max_tokens": 1}
+    asks = {
+        CHAT: messages,
+        "completions": {"model": model, "prompt": "x", "max_tokens": 1},
+        "responses": {"model": model, "input": "x", "max_output_tokens": 1},
+        "messages": messages,
+    }
+    for path, body in asks.items():
+        whole = http.post(path, json=body)
+        said = int(whole.headers["x-weir-queue-ms"])
+        assert http.get(f"requests/{whole.json()['id']}").json()["queue_ms"] == said, path
+        streamed = http.post(path, json=body | {"stream": True})
+        assert streamed.status_code == 200
+        assert int(streamed.headers["x-weir-queue-ms"]) >= 0, "its head waited for the first token"
+    several = http.post("completions", json=asks["completions"] | {"prompt": ["x", "y", "z"]})
+    of_each = [http.get(f"requests/{several.json()['id']}-{index}").json()["queue_ms"] for index in range(3)]
+    assert int(several.headers["x-weir-queue-ms"]) == max(of_each)
+    read_again = http.get(f"requests/{http.post(CHAT, json=messages).json()['id']}/stream")
+    assert int(read_again.headers["x-weir-queue-ms"]) >= 0
+
+
+def test_an_answer_says_which_tier_served_it(http, model):
+    for name in ("realtime", "standard", "batch"):
+        make_tier(name)
+    make_tier("night", rank=7)
+    bearer = {"Authorization": f"Bearer {make_key(make_tenant()).secret}"}
+
+    def told(**given: Any) -> set[str]:
+        body = {"model": model, "messages": HELLO, "max_tokens": 1} | given
+        whole = http.post(CHAT, json=body, headers=bearer).json()["service_tier"]
+        with http.stream("POST", CHAT, json=body | {"stream": True}, headers=bearer) as stream:
+            lines = [line for line in stream.iter_lines() if line.startswith("data: {")]
+        assert lines
+        return {whole} | {json.loads(line.removeprefix("data: "))["service_tier"] for line in lines}
+
+    assert told() == told(service_tier="auto") == told(service_tier="default") == {"default"}
+    for name in ("flex", "batch", "night", "standard"):
+        assert told(service_tier=name) == {name}
+    assert told(priority=2) == {"night"}
+    for asked, expected in ((None, "default"), ("flex", "flex"), ("night", "night")):
+        body = {"model": model, "input": "x", "max_output_tokens": 1, "service_tier": asked}
+        made = http.post("responses", json=body, headers=bearer).json()
+        assert made["service_tier"] == expected
+        assert http.get(f"responses/{made['id']}", headers=bearer).json()["service_tier"] == expected
 
 
 def test_lists_are_paged(sdk, model):
