@@ -68,8 +68,10 @@ class CpuPlan:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         head_dim = key.shape[-1]
-        keys.view(-1, head_dim).index_copy_(0, self.rows, key[0].transpose(0, 1).reshape(-1, head_dim))
-        values.view(-1, head_dim).index_copy_(0, self.rows, value[0].transpose(0, 1).reshape(-1, head_dim))
+        # scatter_ and not index_copy_, which takes over a millisecond for a chunk of a prompt.
+        rows = self.rows[:, None].expand(-1, head_dim)
+        keys.view(-1, head_dim).scatter_(0, rows, key[0].transpose(0, 1).reshape(-1, head_dim))
+        values.view(-1, head_dim).scatter_(0, rows, value[0].transpose(0, 1).reshape(-1, head_dim))
         out = query.new_empty(query.shape[2], query.shape[1], head_dim)
         view = self._view(scoring)
         if view.decode is not None:
