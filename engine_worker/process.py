@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+import uvloop
 
 from engine_worker import metrics
 from engine_worker.broker import WorkerBroker
@@ -51,7 +52,7 @@ def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
     """
     if config.tracing:
         set_up("weir-engine-worker")
-    return asyncio.run(_run(engine, describe, config))
+    return uvloop.run(_run(engine, describe, config))
 
 
 def run_models(make: Make, source: str, config: WorkerConfig) -> int:
@@ -70,7 +71,7 @@ def run_models(make: Make, source: str, config: WorkerConfig) -> int:
         await served.load(config.model, source)
         return await served.run()
 
-    return asyncio.run(run())
+    return uvloop.run(run())
 
 
 async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:

@@ -2,7 +2,7 @@
 
 What is called in one turn of the loop goes out in one write, and replies come back in order: a call costs no
 connection of its own, no lock and hardly a system call. For scripts only, which are short: a call that waits at the
-server would hold up all others.
+server would hold up all others, and has a connection to itself.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from hiredis import pack_command
@@ -57,6 +58,16 @@ class SharedConnection:
     async def eval(self, script: str, numkeys: int, *keys_and_args: str | bytes | int) -> Any:
         return await self._call("EVAL", script, numkeys, *keys_and_args)
 
+    async def blpop(self, keys: Sequence[str], timeout_s: float) -> Any:
+        """On a connection that has no other callers, because this one waits at the server. Who is cancelled takes the
+        connection along: what came for nobody would be lost."""
+        try:
+            return await self._call("BLPOP", *keys, timeout_s)
+        except asyncio.CancelledError:
+            if self._line is not None:
+                self._line.give_up(RedisConnectionError("who waited has left"))
+            raise
+
     async def aclose(self) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
@@ -65,7 +76,7 @@ class SharedConnection:
             await self._line.aclose()
             self._line = None
 
-    async def _call(self, *command: str | bytes | int) -> Any:
+    async def _call(self, *command: str | bytes | float) -> Any:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         for attempt in range(_ATTEMPTS):
@@ -130,7 +141,7 @@ class _Line:
             asyncio.create_task(self._read(), name="shared-read"),
         )
 
-    async def call(self, command: tuple[str | bytes | int, ...]) -> Any:
+    async def call(self, command: tuple[str | bytes | float, ...]) -> Any:
         if self.is_broken:
             raise RedisConnectionError("the connection was lost")
         reply = asyncio.get_running_loop().create_future()

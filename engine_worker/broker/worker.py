@@ -79,11 +79,15 @@ class WorkerBroker:
         """The best class that had a backlog at the last publish; None when nothing waited."""
         self._redis = connect(url, timeout_s=timeout_s, max_connections=8)
         self._scripts = connect_for_scripts(url, self._redis, timeout_s=timeout_s)
-        # Connections of their own, and a patience that outlasts the server's.
-        self._waiting = connect(url, timeout_s=_LONGEST_WAIT_S + timeout_s, max_connections=2)
+        # Connections of their own, and a patience that outlasts the server's. A request that comes to an
+        # idle worker waits for what these cost.
+        patience_s = _LONGEST_WAIT_S + timeout_s
+        waiting = connect(url, timeout_s=patience_s, max_connections=2)
+        self._work = connect_for_scripts(url, waiting, timeout_s=patience_s)
+        self._better = connect_for_scripts(url, waiting, timeout_s=patience_s)
 
     async def aclose(self) -> None:
-        for client in (self._scripts, self._redis, self._waiting):
+        for client in (self._scripts, self._redis, self._work, self._better):
             await disconnect(client)
 
     async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
@@ -129,7 +133,7 @@ class WorkerBroker:
     async def wait_for_work(self, timeout_s: float) -> bool:
         """True as soon as a request is queued, False after `timeout_s` (at most 5): a hint to claim."""
         async with bounded(timeout_s + self._timeout_s):
-            return bool(await cast(Any, self._waiting.blpop([self._prefix + "wake"], timeout=timeout_s)))
+            return bool(await cast(Any, self._work.blpop([self._prefix + "wake"], timeout_s)))
 
     async def wait_for_better(self, timeout_s: float) -> int | None:
         """The class of a request that was queued while nothing as good waited, or None after `timeout_s` (at most 5).
@@ -137,7 +141,7 @@ class WorkerBroker:
         A hint for a worker that is full of worse ones; of several workers one gets it.
         """
         async with bounded(timeout_s + self._timeout_s):
-            found = await cast(Any, self._waiting.blpop([self._prefix + "better"], timeout=timeout_s))
+            found = await cast(Any, self._better.blpop([self._prefix + "better"], timeout_s))
         return None if found is None else int(found[1])
 
     async def publish(self, held: Sequence[Held]) -> list[Verdict]:

@@ -11,6 +11,7 @@ from redis import asyncio as aioredis
 from redis.exceptions import RedisError, ResponseError
 
 from engine_worker.broker.shared import SharedConnection
+from tests.engine_worker.broker.driving import until
 
 ECHO = "return ARGV[1]"
 
@@ -95,6 +96,29 @@ async def test_no_answer_in_time_costs_the_connection():
             assert await echo(shared, 2) == 2
     finally:
         await shared.aclose()
+
+
+async def test_who_leaves_while_waiting_for_work_takes_none_of_it_along(shared):
+    key = "weir:test:left-while-waiting"
+    async with aioredis.Redis.from_url(settings.REDIS_URL) as other:
+        first = await shared._call("CLIENT", "ID")
+        left = asyncio.create_task(shared.blpop([key], 0.0))
+        await until(lambda: is_blocked(other, first))
+        left.cancel()
+        stays = asyncio.create_task(shared.blpop([key], 30.0))
+        await until(lambda: is_gone(other, first))
+        await other.rpush(key, "work")
+        async with asyncio.timeout(20):
+            assert await stays == [key.encode(), b"work"]
+            assert await shared.blpop([key], 0.01) is None
+
+
+async def is_blocked(other: aioredis.Redis, client_id: int) -> bool:
+    return "b" in (await other.client_list(client_id=[client_id]))[0]["flags"]
+
+
+async def is_gone(other: aioredis.Redis, client_id: int) -> bool:
+    return not await other.client_list(client_id=[client_id])
 
 
 async def test_no_server_is_an_error_of_redis():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
 
-from engine_worker.broker import BrokerUnavailable, GatewayBroker
+from engine_worker.broker import BrokerUnavailable, GatewayBroker, WorkerBroker
 from engine_worker.broker.connection import connect
 from tests.engine_worker.broker.driving import put, until, usage_events
 from tests.engine_worker.broker.wire import Wire
@@ -36,6 +37,34 @@ async def test_every_call_ends_within_its_timeout(redis_url, make, model, tmp_pa
             assert time.monotonic() - began < 1.5
         wire.mend()
         await until(lambda: works(gateway))
+        await gateway.aclose()
+
+
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+async def test_an_idle_worker_hears_of_work_again_once_redis_is_back(redis_url, make, model, tmp_path, fault):
+    async with Wire(redis_url, tmp_path) as wire:
+        gateway = GatewayBroker(redis_url)
+        worker = WorkerBroker(wire.url, model=model, worker_id="w", timeout_s=1)
+        numbers = itertools.count()
+
+        async def hears() -> bool:
+            await put(gateway, make(f"r{next(numbers)}"))
+            try:
+                await worker.wait_for_better(0.01)
+                return await worker.wait_for_work(0.01)
+            except BrokerUnavailable:
+                return False
+
+        await until(hears)
+        getattr(wire, fault)()
+        for wait in (worker.wait_for_work, worker.wait_for_better):
+            began = time.monotonic()
+            with pytest.raises(BrokerUnavailable):
+                await wait(0.01)
+            assert time.monotonic() - began < 10
+        wire.mend()
+        await until(hears)
+        await worker.aclose()
         await gateway.aclose()
 
 
