@@ -88,8 +88,10 @@ class ApiCall:
 
     def query(self, kind: type[_Query]) -> _Query:
         """The query's parameters as a struct; others are left alone. Raises InvalidRequest."""
-        given = self.request.GET
-        return read_query({name: given.getlist(name) for name in given}, kind)
+        given: dict[str, list[str]] = {}
+        for name, texts in self.request.GET.lists():
+            given.setdefault(name.removesuffix("[]"), []).extend(texts)  # lists, as OpenAI's SDKs send them
+        return read_query(given, kind)
 
     def resume_grace_s(self) -> float:
         """How long a dropped stream goes on for a client that may come back: `x-weir-resume-grace`, seconds."""

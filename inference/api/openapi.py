@@ -247,6 +247,8 @@ def _parameters(path: str, operation: Operation, schemas: _Schemas) -> Iterator[
         struct = schemas.components[operation.query.__name__]
         for name, schema in struct["properties"].items():
             described = {"name": name, "in": "query", "schema": schema}
+            if name in struct.get("required", ()):
+                described["required"] = True
             if text := schema.get("description"):
                 described["description"] = text
             yield described

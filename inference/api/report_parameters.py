@@ -32,19 +32,21 @@ def read_report(asked: QueryDict, principal: Principal) -> Report:
     names = [name for name in asked.get("group_by", "").split(",") if name]
     group_by = tuple(dict.fromkeys(read_choice(Dimension, name, "group_by") for name in names))
     filters = {
-        dimension: _ids(values, dimension) for dimension in Dimension if (values := asked.getlist(dimension))
+        dimension: read_ids(values, dimension, are_uuids=dimension in (Dimension.PROJECT, Dimension.KEY))
+        for dimension in Dimension
+        if (values := asked.getlist(dimension))
     }
     return Report(principal.tenant_id, since, until, width, group_by, filters)
 
 
-def _ids(values: list[str], dimension: Dimension) -> list[str]:
-    if dimension in (Dimension.PROJECT, Dimension.KEY):
+def read_ids(values: list[str], name: str, *, are_uuids: bool) -> list[str]:
+    if are_uuids:
         try:
             return [str(UUID(value)) for value in values]
         except ValueError:
-            raise InvalidRequest(f"'{dimension}' is an id.", param=dimension) from None
+            raise InvalidRequest(f"'{name}' is an id.", param=name) from None
     if any("\x00" in value for value in values):
-        raise InvalidRequest(f"'{dimension}' holds a NUL.", param=dimension)
+        raise InvalidRequest(f"'{name}' holds a NUL.", param=name)
     return values
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.urls import path, re_path
 
-from inference.api import audit, batches, exports, files, keys, organization, usage, webhooks
+from inference.api import (
+    audit,
+    batches,
+    exports,
+    files,
+    keys,
+    organization,
+    organization_usage,
+    usage,
+    webhooks,
+)
 from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
@@ -79,6 +89,9 @@ _routes = [
     path("organization/projects/<str:project_id>", organization.project, name="organization-project"),
     path("organization/members", organization.members, name="organization-members"),
     path("organization/limits", organization.limits, name="organization-limits"),
+    path("organization/usage/completions", organization_usage.completions, name="organization-completions"),
+    path("organization/usage/embeddings", organization_usage.embeddings, name="organization-embeddings"),
+    path("organization/costs", organization_usage.costs, name="organization-costs"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),
 ]
 api_document = ApiDocument(_routes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,38 @@ class UsageQuery(msgspec.Struct, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     page: str | None = None
     """`next_page` of the page before."""
+
+
+UnixTime: TypeAlias = Annotated[int, Meta(ge=0, le=2**37)]
+
+
+class BucketQuery(msgspec.Struct, kw_only=True):
+    """As in OpenAI's usage API. Lists are names repeated, with or without `[]`."""
+
+    start_time: UnixTime
+    """Unix seconds; what it falls in is the first bucket."""
+    end_time: UnixTime | None = None
+    """Not included, but the bucket that it falls in is told whole; without it, until now."""
+    project_ids: list[str] = []
+    api_key_ids: list[str] = []
+    limit: Annotated[int, Meta(ge=1, le=180)] | None = None
+    """Buckets: 7 days of at most 31 (costs: 180), 24 hours of at most 168."""
+    page: str | None = None
+    """`next_page` of the page before."""
+
+
+class UsageBucketQuery(BucketQuery, kw_only=True):
+    bucket_width: Literal["1d", "1h"] = "1d"
+    """Days of the tenant's time zone, hours of UTC."""
+    group_by: list[Literal["project_id", "api_key_id", "model", "service_tier"]] = []
+    models: list[str] = []
+
+
+class CostBucketQuery(BucketQuery, kw_only=True):
+    bucket_width: Literal["1d"] = "1d"
+    group_by: list[Literal["project_id", "api_key_id", "line_item"]] = []
+    line_items: list[str] = []
+    """Models."""
 
 
 class AuditQuery(msgspec.Struct, kw_only=True):

@@ -67,6 +67,7 @@ SCOPES = {
                 "usage-export",
             ),
             *("usage-export-content", "alerts"),
+            *("organization-completions", "organization-embeddings", "organization-costs"),
         ],
         Scope.USAGE_READ,
     ),
