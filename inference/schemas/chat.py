@@ -13,10 +13,9 @@ from inference.schemas.sampling import (
     Choices,
     Metadata,
     Priority,
-    SamplingFields,
+    ScoringFields,
     ServiceTier,
     StreamOptions,
-    refuse_streamed_scores,
     refuse_unsupported,
 )
 from inference.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat
@@ -57,12 +56,11 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.content or self.refusal or ""
 
 
-class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatCompletionRequest(ScoringFields, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: _MAX_TOKENS | None = None
     max_tokens: _MAX_TOKENS | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None
@@ -97,7 +95,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         """What the types can't say. Raises InvalidRequest."""
         refuse_unsupported(self, _NEUTRAL)
-        refuse_streamed_scores(self, self.stream)
+        self.refuse_streamed_scores()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
         if self.top_logprobs and not self.logprobs:

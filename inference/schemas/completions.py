@@ -11,9 +11,8 @@ from inference.schemas.prompts import Prompts, prompts_of
 from inference.schemas.sampling import (
     Choices,
     Priority,
-    SamplingFields,
+    ScoringFields,
     StreamOptions,
-    refuse_streamed_scores,
     refuse_unsupported,
 )
 
@@ -23,12 +22,11 @@ PROMPTS_MAX = 64
 _LOGPROBS_MAX = 5
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(ScoringFields, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: Prompts
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """0 scores the prompt, with `echo` and `logprobs`."""
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Priority | None = None
     """So many tiers after the key's own; 0 is that."""
@@ -45,7 +43,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     def check(self) -> None:
         """What the types can't say. Raises InvalidRequest."""
         refuse_unsupported(self, _NEUTRAL)
-        refuse_streamed_scores(self, self.stream)
+        self.refuse_streamed_scores()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true.", param="stream_options")
         if self.best_of is not None and self.best_of < self.num_told():

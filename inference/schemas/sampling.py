@@ -54,8 +54,6 @@ class SamplingFields(StructuredFields, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
-    """Alternatives to each token of the prompt; not streamed."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Parts a tenant's cached prompts; it never joins two tenants'."""
 
@@ -100,18 +98,28 @@ class SamplingFields(StructuredFields, kw_only=True):
         return None
 
     def prompt_logprobs_wanted(self) -> int | None:
-        return self.prompt_logprobs
+        return None
 
     def num_choices(self) -> int:
         return 1
 
 
-def refuse_streamed_scores(fields: SamplingFields, stream: bool | None) -> None:
-    """As vLLM does: they come whole. Raises InvalidRequest."""
-    if stream and fields.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "'prompt_logprobs' can't be streamed: leave 'stream' out.", param="prompt_logprobs"
-        )
+class ScoringFields(SamplingFields, kw_only=True):
+    """Of the routes whose answers can tell how likely the prompt was."""
+
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    """Alternatives to each token of the prompt; not streamed."""
+    stream: bool | None = None
+
+    def refuse_streamed_scores(self) -> None:
+        """As vLLM does: they come whole. Raises InvalidRequest."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "'prompt_logprobs' can't be streamed: leave 'stream' out.", param="prompt_logprobs"
+            )
+
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.prompt_logprobs
 
 
 def refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]]) -> None:
