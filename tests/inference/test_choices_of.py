@@ -28,7 +28,7 @@ def _read(given: dict[str, Any], kind: Any) -> None:
     ("kind", "given", "param", "words"),
     [
         (ChatCompletionRequest, {"messages": [{"role": "user", "content": [IMAGE]}]},
-         "messages[0].content[0].type", "use 'text'"),
+         "messages[0].content[0].type", "use 'text' or 'refusal'"),
         (ChatCompletionRequest, {"messages": [{"role": "function", "content": "x"}]},
          "messages[0].role", "use 'assistant' or 'developer' or 'system' or 'tool' or 'user'"),
         (ChatCompletionRequest, {"messages": ASK, "tools": [{"type": "web_search"}]},
