@@ -117,7 +117,7 @@ class Principal:
     waits_for_rate: bool = False
     """A key's policy: its requests wait their turn instead of being refused by a rate or for want of slots."""
     is_restricted: bool = False
-    """A key that may not do what its tenant may: it can't issue keys, which could."""
+    """A key that may not do, or not use, what its tenant may: it can't issue keys, which could."""
 
     def allows(self, model: str) -> bool:
         return not self.allowed_models or model in self.allowed_models

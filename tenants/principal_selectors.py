@@ -104,7 +104,12 @@ def find_stored_key(lookup_id: str) -> StoredKey | None:
             zone=tenant.timezone,
             allowed_models=frozenset(api_key.allowed_models),
             waits_for_rate=api_key.waits_for_rate,
-            is_restricted=bool(api_key.allowed_models or api_key.allowed_networks or api_key.max_tier),
+            is_restricted=bool(
+                api_key.allowed_models
+                or api_key.allowed_networks
+                or api_key.max_tier
+                or any(limit.scope is LimitScope.KEY for limit in limits)
+            ),
             prices=_prices_for(limits),
             scopes=_EVERYTHING if Scope.ADMIN in scopes else scopes,
             key_id=api_key.pk,

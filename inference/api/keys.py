@@ -75,7 +75,7 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
     principal = call.principal
     if principal.is_restricted:
         raise NotAllowed(
-            "This key is bound to models, networks or a tier: a key that it made would not be.",
+            "This key is bound to models, networks, a tier or limits of its own: a key that it made would not be.",
             code="insufficient_permissions",
         )
     scopes = _scopes(principal, asked.scopes)
@@ -84,12 +84,14 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
         max_tier = Tier.objects.filter(name=asked.max_tier).first()
         if max_tier is None:
             raise InvalidRequest("There is no such tier.", param="max_tier")
+    expires_at = None if asked.expires_at is None else datetime.fromtimestamp(asked.expires_at, tz=UTC)
+    _refuse_longer_lived(call, expires_at)
     issued = issue_api_key(
         actor=key_actor(call),
         tenant=Tenant.objects.get(pk=principal.tenant_id),
         name=asked.name,
         scopes=scopes,
-        expires_at=None if asked.expires_at is None else datetime.fromtimestamp(asked.expires_at, tz=UTC),
+        expires_at=expires_at,
         project=None if asked.project is None else get_project(principal, asked.project),
         allowed_models=asked.allowed_models,
         allowed_networks=asked.allowed_networks,
@@ -101,7 +103,7 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
 
 def _rotated(call: ApiCall, key_id: str, asked: Rotation) -> Any:
     api_key = get_api_key(call.principal, key_id)
-    _refuse_greater(call.principal, api_key)
+    _refuse_greater(call, api_key)
     issued = rotate_api_key(
         actor=key_actor(call),
         api_key=api_key,
@@ -129,8 +131,23 @@ def _scopes(principal: Principal, asked: list[str]) -> list[Scope]:
     return scopes
 
 
-def _refuse_greater(principal: Principal, api_key: ApiKey) -> None:
+def _refuse_greater(call: ApiCall, api_key: ApiKey) -> None:
     """Who rotates a key holds its new secret: it must not be able to do more than the one that asks."""
+    principal = call.principal
     _scopes(principal, list(api_key.scopes))
-    if principal.is_restricted and str(api_key.public_id) != principal.key_public_id:
+    if str(api_key.public_id) == principal.key_public_id:
+        return
+    if principal.is_restricted:
         raise NotAllowed("This key can rotate none but itself.", code="insufficient_permissions")
+    _refuse_longer_lived(call, api_key.expires_at)
+
+
+def _refuse_longer_lived(call: ApiCall, expires_at: datetime | None) -> None:
+    """An expiry would mean nothing if the key could leave another behind. Takes a query."""
+    assert call.principal.key_public_id is not None
+    own = get_api_key(call.principal, call.principal.key_public_id).expires_at
+    if own is not None and (expires_at is None or expires_at > own):
+        raise NotAllowed(
+            f"This key ends at {int(own.timestamp())}: it can't make or rotate one that works longer.",
+            code="insufficient_permissions",
+        )

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
-from inference.errors import InvalidRequest, NotFound
+from inference.errors import InvalidRequest, NotAllowed, NotFound
 from inference.schemas import organization as out
 from tenants.models import Tenant
 from tenants.principal import Scope
@@ -144,5 +144,7 @@ def _limits_of(call: ApiCall, key_id: str) -> Any:
 
 def _limited(call: ApiCall, key_id: str, asked: out.KeyLimits) -> Any:
     api_key = get_api_key(call.principal, key_id)
+    if call.principal.is_restricted and str(api_key.public_id) == call.principal.key_public_id:
+        raise NotAllowed("A bound key can't change its own limits.", code="insufficient_permissions")
     set_key_limits(actor=key_actor(call), api_key=api_key, wanted=asked.named())
     return _limits_of(call, key_id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import ApiKey, AuditEntry
-from tenants.principal import Scope
+from tenants.principal import LimitMetric, Scope
 from tenants.services import create_project
-from tests.factories import TEST, make_key, make_tenant, make_tier
+from tests.factories import TEST, make_key, make_tenant, make_tier, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,3 +106,38 @@ def test_a_bound_key_makes_no_free_one(http, tenant, model):
     assert (
         http.post(path, json=rotation, headers={"Authorization": f"Bearer {free.secret}"}).status_code == 403
     )
+
+
+def test_a_limited_key_makes_no_unlimited_one_and_does_not_unlimit_itself(http, tenant):
+    limited = make_key(tenant, scopes=[Scope.KEYS_WRITE])
+    admin = make_key(tenant, scopes=[Scope.ADMIN])
+    free = make_key(tenant, scopes=[Scope.KEYS_WRITE])
+    for owner in (limited, admin):
+        set_limit(owner.api_key, LimitMetric.TOKENS, 1000)
+        bearer = {"Authorization": f"Bearer {owner.secret}"}
+        asked = {"name": "x", "scopes": ["keys:write"]}
+        assert http.post("keys", json=asked, headers=bearer).status_code == 403
+        rotation = {"rotation_id": "0123456789abcdefghijkl"}
+        path = f"keys/{free.api_key.public_id}/rotate"
+        assert http.post(path, json=rotation, headers=bearer).status_code == 403
+    bearer = {"Authorization": f"Bearer {admin.secret}"}
+    own, others = (f"keys/{each.api_key.public_id}/limits" for each in (admin, limited))
+    refused = http.post(own, json={"tokens_per_minute": None}, headers=bearer)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
+    assert http.get(own, headers=bearer).json() == {"tokens_per_minute": 1000}
+    assert http.post(others, json={"tokens_per_minute": 5}, headers=bearer).status_code == 200
+
+
+def test_a_key_that_ends_leaves_none_behind_that_does_not(http, tenant):
+    end = timezone.now() + timedelta(hours=1)
+    ending = make_key(tenant, scopes=[Scope.KEYS_WRITE], expires_at=end)
+    endless = make_key(tenant, scopes=[Scope.KEYS_WRITE])
+    bearer = {"Authorization": f"Bearer {ending.secret}"}
+    asked = {"name": "x", "scopes": ["keys:write"]}
+    at = int(end.timestamp())
+    for more, status in (({}, 403), ({"expires_at": at + 60}, 403), ({"expires_at": at - 60}, 201)):
+        assert http.post("keys", json={**asked, **more}, headers=bearer).status_code == status
+    rotation = {"rotation_id": "0123456789abcdefghijkl"}
+    for victim, status in ((endless, 403), (ending, 200)):
+        path = f"keys/{victim.api_key.public_id}/rotate"
+        assert http.post(path, json=rotation, headers=bearer).status_code == status
