@@ -15,6 +15,7 @@ from inference.selectors import month_by_project
 from tenants.client_address import client_address
 from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
+from tenants.models import Project
 from tenants.selectors import ProjectNotFound, get_project, projects_with_keys
 from tenants.services import Actor, create_project, delete_project, rename_project
 
@@ -77,6 +78,8 @@ def project(request: HttpRequest, console: Console, project_id: UUID) -> HttpRes
             messages.success(request, f"“{row.name}” is deleted.")
         elif rename_project(actor=actor, project=row, name=request.POST.get("name", "")):
             messages.success(request, "It is renamed.")
+    except Project.DoesNotExist:  # it was deleted at this moment
+        raise Http404 from None
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     return redirect("projects", console.tenant.public_id)

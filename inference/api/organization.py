@@ -13,7 +13,7 @@ from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import InvalidRequest, NotAllowed, NotFound
 from inference.schemas import organization as out
-from tenants.models import Tenant
+from tenants.models import Project, Tenant
 from tenants.principal import Scope
 from tenants.selectors import (
     ApiKeyNotFound,
@@ -110,7 +110,7 @@ async def _answered(
         return await sync_to_async(work)(call, *args, **kwargs)
     except ApiKeyNotFound:
         raise NotFound("There is no such key.", code="key_not_found") from None
-    except ProjectNotFound:
+    except (ProjectNotFound, Project.DoesNotExist):  # the latter was deleted at this moment
         raise NotFound("There is no such project.", code="project_not_found") from None
     except ValidationError as error:
         fields = getattr(error, "error_dict", None)

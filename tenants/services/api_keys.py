@@ -17,6 +17,7 @@ from tenants.key_format import digest_key, digest_rotation_id, new_key_secret, r
 from tenants.models import ApiKey, Project, ServiceAccount, Tenant, Tier
 from tenants.principal import Scope
 from tenants.services.audit import Actor, record_audit
+from tenants.services.names import clean_name
 
 ROTATION_ID_CHARS: Final = 22
 """Of 64: as many as 128 bits take."""
@@ -63,14 +64,14 @@ def issue_api_key(
     secret = new_key_secret()
     api_key = ApiKey(
         tenant=tenant,
-        name=name.strip(),
+        name=clean_name(name),
         lookup_id=secret.lookup_id,
         digest=digest_key(secret, pepper=settings.API_KEY_PEPPER),
         scopes=sorted({Scope(scope).value for scope in scopes}),
         expires_at=expires_at,
         created_by=actor.user,
         project=project,
-        allowed_models=sorted(set(allowed_models)),
+        allowed_models=_models(allowed_models),
         allowed_networks=_networks(allowed_networks),
         max_tier=max_tier,
         service_account=service_account,
@@ -116,8 +117,8 @@ def change_api_key(
     keys = ApiKey.objects.for_tenant(api_key.tenant_id).select_for_update(of=("self",))
     locked = keys.select_related("tenant", "project", "max_tier").get(pk=api_key.pk)
     before = _bounds(locked)
-    locked.name, locked.project, locked.max_tier = name.strip(), project, max_tier
-    locked.allowed_models = sorted(set(allowed_models))
+    locked.name, locked.project, locked.max_tier = clean_name(name), project, max_tier
+    locked.allowed_models = _models(allowed_models)
     locked.allowed_networks = _networks(allowed_networks)
     if waits_for_rate is not None:
         locked.waits_for_rate = waits_for_rate
@@ -213,6 +214,10 @@ def _bounds(api_key: ApiKey) -> dict[str, Any]:
         "max_tier": None if api_key.max_tier is None else api_key.max_tier.name,
         "waits_for_rate": api_key.waits_for_rate,
     }
+
+
+def _models(given: Iterable[str]) -> list[str]:
+    return sorted({clean_name(model, field="allowed_models") for model in given})
 
 
 def _networks(given: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from django.db import transaction
 from tenants.models import ApiKey, QuotaLimit
 from tenants.principal import Calendar, LimitMetric, LimitScope
 from tenants.services.audit import Actor
-from tenants.services.limits import remove_quota_limit, set_quota_limit
+from tenants.services.limits import lock_limits_of, remove_quota_limit, set_quota_limit
 
 
 class KeyLimit(StrEnum):
@@ -43,6 +43,7 @@ def set_key_limits(*, actor: Actor, api_key: ApiKey, wanted: Mapping[KeyLimit, i
 
     Raises django.core.exceptions.ValidationError when an amount won't do.
     """
+    lock_limits_of(api_key)
     there = _rows(api_key)
     for kind, amount in wanted.items():
         limit = there.get(kind)

@@ -33,12 +33,10 @@ def set_quota_limit(
     """
     if metric is LimitMetric.CONCURRENCY or calendar is not None:
         period_s, burst = 0, amount
+    lock_limits_of(owner)
     tenant, ownership = _ownership(owner, model)
     ownership["calendar"] = "" if calendar is None else calendar.value
-    # Locked: two who set the same limit at once must each record the true value before.
-    limit = (
-        QuotaLimit.unscoped.select_for_update().filter(metric=metric, period_s=period_s, **ownership).first()
-    )
+    limit = QuotaLimit.unscoped.filter(metric=metric, period_s=period_s, **ownership).first()
     before = None if limit is None else _values(limit)
     if limit is None:
         limit = QuotaLimit(metric=metric.value, period_s=period_s, **ownership)
@@ -60,10 +58,18 @@ def set_quota_limit(
 
 @transaction.atomic
 def remove_quota_limit(*, actor: Actor, limit: QuotaLimit) -> None:
-    record_audit(
-        actor=actor, action="limit.removed", tenant=limit.tenant, target=limit, before=_values(limit)
-    )
-    limit.delete()
+    """Once: of two who remove it, one finds it gone."""
+    deleted, _ = QuotaLimit.unscoped.filter(pk=limit.pk).delete()
+    if deleted:
+        record_audit(
+            actor=actor, action="limit.removed", tenant=limit.tenant, target=limit, before=_values(limit)
+        )
+
+
+def lock_limits_of(owner: Tier | Tenant | ApiKey) -> None:
+    """Until the transaction ends nobody else sets a limit of this owner's: of two who set the same one at once each
+    records the true value before, and none meets the other's row."""
+    type(owner)._base_manager.select_for_update(no_key=True).get(pk=owner.pk)
 
 
 def proposed_limit(

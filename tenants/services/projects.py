@@ -7,12 +7,14 @@ from django.db import transaction
 
 from tenants.models import Project, Tenant
 from tenants.services.audit import Actor, record_audit
+from tenants.services.names import clean_name
 
 
 @transaction.atomic
 def create_project(*, actor: Actor, tenant: Tenant, name: str) -> Project:
     """Raises django.core.exceptions.ValidationError when the name won't do or is taken."""
-    project = Project(tenant=tenant, name=name.strip())
+    _lock_names(tenant.pk)
+    project = Project(tenant=tenant, name=clean_name(name))
     project.full_clean()
     project.save()
     record_audit(
@@ -24,8 +26,9 @@ def create_project(*, actor: Actor, tenant: Tenant, name: str) -> Project:
 @transaction.atomic
 def rename_project(*, actor: Actor, project: Project, name: str) -> bool:
     """False when that is its name. Raises django.core.exceptions.ValidationError when it won't do or is taken."""
+    _lock_names(project.tenant_id)
     locked = Project.objects.for_tenant(project.tenant_id).select_for_update().get(pk=project.pk)
-    before, locked.name = locked.name, name.strip()
+    before, locked.name = locked.name, clean_name(name)
     if locked.name == before:
         return False
     locked.full_clean()
@@ -58,3 +61,8 @@ def delete_project(*, actor: Actor, project: Project) -> None:
         before={"name": locked.name},
     )
     locked.delete()
+
+
+def _lock_names(tenant_id: int) -> None:
+    """Of two who take one name at once, the second is told so, and not by the database."""
+    Tenant.objects.select_for_update(no_key=True).get(pk=tenant_id)

@@ -12,12 +12,14 @@ from tenants.models import ApiKey, ServiceAccount, Tenant
 from tenants.principal import Scope
 from tenants.services.api_keys import IssuedKey, issue_api_key, revoke_api_key
 from tenants.services.audit import Actor, record_audit
+from tenants.services.names import clean_name
 
 
 @transaction.atomic
 def create_service_account(*, actor: Actor, tenant: Tenant, name: str) -> ServiceAccount:
     """Raises django.core.exceptions.ValidationError when the name won't do or is taken."""
-    account = ServiceAccount(tenant=tenant, name=name.strip(), created_by=actor.user)
+    Tenant.objects.select_for_update(no_key=True).get(pk=tenant.pk)  # of two with one name, one is told so
+    account = ServiceAccount(tenant=tenant, name=clean_name(name), created_by=actor.user)
     account.full_clean()
     account.save()
     record_audit(

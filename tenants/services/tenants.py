@@ -8,6 +8,7 @@ from django.utils.text import slugify
 
 from tenants.models import Membership, Role, Tenant, Tier, User
 from tenants.services.audit import Actor, record_audit
+from tenants.services.names import clean_name
 
 
 @transaction.atomic
@@ -18,7 +19,7 @@ def create_tenant(
 
     Raises django.core.exceptions.ValidationError when a value won't do or the slug is taken.
     """
-    tenant = Tenant(name=name.strip(), slug=slug or slugify(name), tier=tier)
+    tenant = Tenant(name=clean_name(name), slug=slug or slugify(name), tier=tier)
     tenant.full_clean()
     tenant.save()
     record_audit(
@@ -93,7 +94,7 @@ def change_tenant(*, actor: Actor, tenant: Tenant, name: str, timezone: str) -> 
     """
     locked = Tenant.objects.select_for_update(of=("self",)).get(pk=tenant.pk)
     before = {"name": locked.name, "timezone": locked.timezone}
-    locked.name, locked.timezone = name.strip(), timezone
+    locked.name, locked.timezone = clean_name(name), timezone
     locked.full_clean()
     after = {"name": locked.name, "timezone": locked.timezone}
     if after == before:

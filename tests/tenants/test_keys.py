@@ -17,7 +17,15 @@ from tenants.auth import ExpiredKey, InvalidKey, NetworkNotAllowed, authenticate
 from tenants.client_address import client_address
 from tenants.models import ApiKey, AuditEntry, Project
 from tenants.principal import Scope
-from tenants.services import RotationUnderway, create_project, revoke_api_key, rotate_api_key
+from tenants.services import (
+    KeyLimit,
+    RotationUnderway,
+    create_project,
+    key_limits,
+    revoke_api_key,
+    rotate_api_key,
+    set_key_limits,
+)
 from tests.factories import TEST, make_key, make_tenant, make_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -169,3 +177,55 @@ def test_a_project_groups_keys_of_its_own_tenant():
     # Past the service, the database itself refuses.
     with pytest.raises(DatabaseError), transaction.atomic():
         ApiKey.objects.filter(tenant=tenant).update(project=Project.objects.get(tenant=other))
+
+
+def _at_once(*tasks):
+    """Runs these side by side, from one barrier; what each returned or was refused."""
+    barrier = threading.Barrier(len(tasks), timeout=60)
+
+    def run(task):
+        try:
+            barrier.wait()
+            return task()
+        except ValidationError as error:
+            return error
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return list(pool.map(run, tasks))
+
+
+def test_of_two_who_set_a_limit_at_once_the_second_changes_the_firsts():
+    """Each audit entry tells the true value before; none of the two meets the other's row."""
+    for _ in range(5):
+        api_key = make_key().api_key
+
+        def limit(amount, api_key=api_key):
+            wanted = {KeyLimit.COST_PER_MONTH: amount, KeyLimit.REQUESTS_PER_MINUTE: amount}
+            return lambda: set_key_limits(actor=TEST, api_key=api_key, wanted=wanted)
+
+        assert _at_once(limit(1), limit(2), limit(3)) == [None] * 3
+        entries = AuditEntry.objects.filter(tenant=api_key.tenant, action="limit.set").order_by("id")
+        costs = [entry for entry in entries if entry.after["metric"] == "cost"]
+        assert [entry.before and entry.before["amount"] for entry in costs] == [
+            None, *(entry.after["amount"] for entry in costs[:-1])
+        ]  # fmt: skip
+        assert key_limits(api_key)[KeyLimit.COST_PER_MONTH] == costs[-1].after["amount"]
+
+        def lift(api_key=api_key):
+            set_key_limits(actor=TEST, api_key=api_key, wanted={KeyLimit.COST_PER_MONTH: None})
+
+        assert _at_once(lift, lift, lift) == [None] * 3
+        assert AuditEntry.objects.filter(tenant=api_key.tenant, action="limit.removed").count() == 1
+
+
+def test_of_two_who_take_a_projects_name_at_once_one_is_told():
+    tenant = make_tenant()
+    for number in range(5):
+
+        def make(name=f"Search {number}"):
+            return create_project(actor=TEST, tenant=tenant, name=name)
+
+        ended = _at_once(make, make, make)
+        assert sum(isinstance(end, Project) for end in ended) == 1, ended

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from django.urls import reverse
 
 from tenants.models import AuditEntry
 from tenants.principal import LimitMetric, Scope
-from tests.factories import make_key, make_tenant, set_limit
+from tests.factories import Cast, make_key, make_tenant, set_limit, signed_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,3 +56,24 @@ def test_what_an_administrator_sees_and_changes(http, model):
     assert statuses == [200, 429]
     actions = set(AuditEntry.objects.filter(tenant=tenant).values_list("action", flat=True))
     assert {"project.created", "project.renamed", "project.deleted"} <= actions
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\x1b[2J"])
+def test_a_name_that_no_column_or_line_can_hold_is_refused(http, cast: Cast, name):
+    """From the API and from the console's pages: refused, never a failure of the server."""
+    admin = bearer(make_key(cast.tenant, scopes=(Scope.ADMIN,)).secret)
+    for path, body in (
+        ("keys", {"name": name}),
+        ("keys", {"name": "x", "allowed_models": [name]}),
+        ("organization/projects", {"name": name}),
+    ):
+        answer = http.post(path, headers=admin, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, list(body)[-1]), answer.text
+    owner, before = signed_in(cast.owner), cast.tenant.name
+    for page in ("settings", "projects", "service_accounts", "keys"):
+        url = reverse(page, args=[cast.tenant.public_id])
+        said = owner.post(url, {"name": name, "timezone": "UTC", "lifetime": 0}, follow=True)
+        assert said.status_code == 200
+    cast.tenant.refresh_from_db()
+    assert cast.tenant.name == before
+    assert not cast.tenant.projects.exists()
