@@ -46,8 +46,8 @@ class DayOfModel:
         return self.prompt_tokens + self.completion_tokens
 
 
-_COST = F("cost_microusd") + F("adjustment_microusd")
-_FAILED = Q(finish_reason__in=("error", "deadline"))
+COST = F("cost_microusd") + F("adjustment_microusd")
+FAILED = Q(finish_reason__in=("error", "deadline"))
 
 
 def today_of(tenant: Tenant, now: datetime | None = None) -> date:
@@ -68,7 +68,7 @@ def _sums(span: str, condition: Q | None = None) -> dict[str, Aggregate]:
         f"{span}_requests": Sum("requests", filter=condition, default=0),
         f"{span}_prompt": Sum("prompt_tokens", filter=condition, default=0),
         f"{span}_completion": Sum("completion_tokens", filter=condition, default=0),
-        f"{span}_cost": Sum(_COST, filter=condition, default=0),
+        f"{span}_cost": Sum(COST, filter=condition, default=0),
     }
 
 
@@ -101,7 +101,7 @@ def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
     """Two queries, of roll-ups."""
     this_month = days_of(tenant.pk).filter(day__gte=today_of(tenant, now).replace(day=1))
     counts = this_month.aggregate(
-        every=Sum("requests", default=0), failed=Sum("requests", filter=_FAILED, default=0), **bounds()
+        every=Sum("requests", default=0), failed=Sum("requests", filter=FAILED, default=0), **bounds()
     )
     ttft = histogram_sums([counts])["sum_ttft"]
     histogram = ttft.histogram(this_month.aggregate(counts=ttft)["counts"])
@@ -137,10 +137,10 @@ def usage_by_day_and_model(
         .values("day", "model")
         .annotate(
             all_requests=Sum("requests"),
-            failed=Sum("requests", filter=_FAILED, default=0),
+            failed=Sum("requests", filter=FAILED, default=0),
             prompt=Sum("prompt_tokens"),
             completion=Sum("completion_tokens"),
-            cost=Sum(_COST),
+            cost=Sum(COST),
         )
     )
     usage = [

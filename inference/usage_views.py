@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
@@ -14,8 +14,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from inference import selectors
+from inference.charts import chart_of_days, chart_of_ranks, days_back
 from inference.downloads import download
+from inference.ranking import COLUMNS, Measure, Rank, Ranking, ranking
 from inference.replica import on_replica
+from inference.reports import Dimension
 from inference.request_log import Ending, Wanted, keys_used, log_page, models_used, timeline
 from inference.selectors import DayOfModel
 from inference.services.explain import Explanation, NothingToExplain, explain
@@ -25,6 +28,10 @@ from tenants.selectors import api_key_names, projects_with_keys
 
 _SPANS = (7, 30, 90)
 _CHOICES_DAYS = 90
+_BY_DAY = "day"
+_RANKED = 25
+_RANKED_IN_A_FILE = 10_000
+_DRAWN = 6
 
 
 def _wanted(request: HttpRequest) -> Wanted:
@@ -69,45 +76,119 @@ def _choices(console: Console, key: UUID | None) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the page of usage shows, as its address says."""
+
+    days: int
+    by: Dimension | None
+    """None: day by day."""
+    rank: Measure
+    wanted: Wanted
+
+    def query(self, **other: Any) -> str:
+        """The address of the same page with something else in it."""
+        fields = {
+            "days": self.days,
+            "by": self.by or _BY_DAY,
+            "rank": self.rank,
+            "model": self.wanted.model,
+            "key": self.wanted.key or "",
+            "project": self.wanted.project or "",
+            **other,
+        }
+        return urlencode({name: value for name, value in fields.items() if value != ""})
+
+
+def _asked(request: HttpRequest) -> _Asked:
+    by, rank = request.GET.get("by", ""), request.GET.get("rank", "")
+    return _Asked(
+        days=_days(request),
+        by=Dimension(by) if by in COLUMNS else None,
+        rank=Measure(rank) if rank in list(Measure) else Measure.TOKENS,
+        wanted=_wanted(request),
+    )
+
+
+def _ranking(console: Console, asked: _Asked, by: Dimension, rows: list[DayOfModel], limit: int) -> Ranking:
+    return on_replica(
+        ranking,
+        console.tenant,
+        rows,
+        by,
+        asked.rank,
+        days=asked.days,
+        wanted=asked.wanted,
+        limit=limit,
+        drawn=_DRAWN,
+    )
+
+
 @require_safe
 @tenant_page
 def usage(request: HttpRequest, console: Console) -> HttpResponse:
-    days, wanted = _days(request), _wanted(request)
-    rows = _rows(console, days, wanted)
-    narrowed = {"model": wanted.model, "key": wanted.key or "", "project": wanted.project or ""}
+    """Day by day, or ranked by what used most."""
+    asked = _asked(request)
+    rows = _rows(console, asked.days, asked.wanted)
+    ranked = _ranking(console, asked, asked.by, rows, _RANKED) if asked.by else None
+    days = days_back(selectors.today_of(console.tenant), asked.days)
     context = {
         "console": console,
         "section": "usage",
-        "days": days,
-        "spans": [(span, urlencode({"days": span, **narrowed})) for span in _SPANS],
+        "asked": asked,
+        "days": asked.days,
+        "spans": [(span, asked.query(days=span)) for span in _SPANS],
+        "ways": [(way, asked.query(by=way)) for way in (_BY_DAY, *COLUMNS)],
+        "orders": {measure.value: asked.query(rank=measure) for measure in Measure},
         "rows": rows,
+        "ranking": ranked,
+        "ranks": ranked and _shown(asked, ranked),
         "total": selectors.total(rows),
-        "chart": _chart(console, rows, days),
-        "wanted": wanted,
+        "chart": chart_of_ranks(rows, ranked.first[:_DRAWN], days) if ranked else chart_of_days(rows, days),
+        "wanted": asked.wanted,
         "projects": projects_with_keys(console.tenant),
-        "query": urlencode({"days": days, **narrowed}),
-        **_choices(console, wanted.key),
+        "query": asked.query(),
+        **_choices(console, asked.wanted.key),
     }
     return render(request, "inference/usage.html", context)
+
+
+def _shown(asked: _Asked, ranked: Ranking) -> list[tuple[Rank, str, int]]:
+    """Each with the address of its days, which is "" where no filter can name it, and its percentage of the first's."""
+    most = max((rank.of(asked.rank) for rank in ranked.first), default=0)
+    return [
+        (
+            rank,
+            asked.query(by=_BY_DAY, **{str(asked.by): rank.value}) if rank.value else "",
+            100 * max(rank.of(asked.rank), 0) // most if most > 0 else 0,
+        )
+        for rank in ranked.first
+    ]
+
+
+_COUNTS = ("requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd")
 
 
 @require_safe
 @tenant_page
 def usage_csv(request: HttpRequest, console: Console) -> HttpResponse:
-    days, wanted = _days(request), _wanted(request)
-    rows = _rows(console, days, wanted)
-    header = ("day", "model", "requests", "failed", "prompt_tokens", "completion_tokens", "cost_usd")
-    content = as_csv(
-        header,
-        (
-            (
-                row.day.isoformat(), row.model, row.requests, row.failed, row.prompt_tokens, row.completion_tokens,
-                Decimal(row.cost_microusd).scaleb(-6),
-            )
-            for row in rows
-        ),
-    )  # fmt: skip
-    return download(content, f"usage-{timezone.now():%Y-%m-%d}-{days}d.csv", "text/csv; charset=utf-8")
+    asked = _asked(request)
+    rows = _rows(console, asked.days, asked.wanted)
+    if asked.by:
+        ranked = _ranking(console, asked, asked.by, rows, _RANKED_IN_A_FILE)
+        ranks = [*ranked.first, *([ranked.others] if ranked.others else [])]
+        header = (asked.by.value, "name", *_COUNTS)
+        lines = [(rank.value, rank.name, *_figures(rank)) for rank in ranks]
+    else:
+        header = (_BY_DAY, "model", *_COUNTS)
+        lines = [(row.day.isoformat(), row.model, *_figures(row)) for row in rows]
+    name = f"usage-{timezone.now():%Y-%m-%d}-{asked.days}d{f'-by-{asked.by}' if asked.by else ''}.csv"
+    return download(as_csv(header, lines), name, "text/csv; charset=utf-8")
+
+
+def _figures(row: DayOfModel | Rank) -> tuple[Any, ...]:
+    cost = Decimal(row.cost_microusd).scaleb(-6)
+    return row.requests, row.failed, row.prompt_tokens, row.completion_tokens, cost
 
 
 @require_safe
@@ -160,20 +241,3 @@ def _key_of(explained: Explanation) -> UUID | None:
         return explained.charge.record.key_public_id
     told = explained.decision
     return UUID(told.key_id) if told and told.key_id else None
-
-
-def _chart(console: Console, rows: list[DayOfModel], days: int) -> dict[str, Any]:
-    """One point for each day, also for those without use: `[days, tokens in, tokens out, micro-USD]`."""
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for row in rows:
-        day = sums[row.day.toordinal()]
-        day[0] += row.prompt_tokens
-        day[1] += row.completion_tokens
-        day[2] += row.cost_microusd
-    today = selectors.today_of(console.tenant).toordinal()
-    span = range(today - days + 1, today + 1)
-    epoch = 719_163  # 1970-01-01 as a day of Python's calendar
-    return {
-        "days": [(day - epoch) * 86_400 for day in span],
-        "values": [[sums[day][index] for day in span] for index in range(3)],
-    }

@@ -179,3 +179,11 @@ def api_key_names(tenant: Tenant, public_ids: Collection[UUID]) -> dict[UUID, st
         return {}
     rows = ApiKey.objects.for_tenant(tenant).filter(public_id__in=public_ids)
     return dict(rows.values_list("public_id", "name"))
+
+
+def project_names(tenant: Tenant, public_ids: Collection[UUID]) -> dict[UUID, str]:
+    """As `api_key_names`, of projects."""
+    if not public_ids:
+        return {}
+    rows = Project.objects.for_tenant(tenant).filter(public_id__in=public_ids)
+    return dict(rows.values_list("public_id", "name"))

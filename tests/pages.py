@@ -56,7 +56,7 @@ NO_PAGES: dict[str, str] = {
     "usage_csv": _FILE, "batch_file": _FILE, "export_file": _FILE, "statement_file": _FILE, "data_copy": _FILE,
     "export_json": _FILE, "export_markdown": _FILE, "mfa_download_recovery_codes": _FILE,
     "conversations": _JSON, "conversation": _JSON, "exchange": _JSON,
-    "chat_home": "leads to a tenant's chat",
+    "chat_home": "leads to a tenant's chat", "admin_start": "leads to the live page",
     "socialaccount_login_error": "an error, which answers 401",
     "account_login": "login by another name", "account_logout": "logout by another name",
     "account_set_password": "leads to the password's page", "account_confirm_login_code": "is off",

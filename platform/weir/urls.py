@@ -3,6 +3,7 @@
 from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView
 
 from inference.api.urls import no_such_route
 from inference.operator_tenants import tenants_page
@@ -14,6 +15,9 @@ urlpatterns = [
     path("v1", no_such_route),  # an API client gets JSON, not a redirect
     path("", include("inference.urls")),
     path("", include("tenants.urls")),
+    path(
+        "admin/", admin.site.admin_view(RedirectView.as_view(pattern_name="admin_live")), name="admin_start"
+    ),
     path("admin/live/", admin.site.admin_view(live_page), name="admin_live"),
     path("admin/live/dead-letter/", admin.site.admin_view(dead_letter), name="admin_dead_letter"),
     path("admin/login/", secure_admin_login(admin.site.login)),  # one way in, with second factor and lock-out

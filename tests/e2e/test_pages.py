@@ -93,7 +93,7 @@ def test_the_admins_lists_and_forms_fit(visit: Callable[..., Visitor], site: Sit
     """Its theme's own pages: that they open, hold what we put into them, and fit a screen."""
     visitor = visit()
     page = visitor.page
-    visitor.sign_in_operator(cast.operator.email, "/admin/")
+    visitor.sign_in_operator(cast.operator.email, "/admin/live/")
     setting = site.do(lambda: ModelSetting.objects.get(name="fast").pk)
     forms = [reverse("admin:inference_modelsetting_change", args=[setting]), "/admin/tenants/tenant/add/"]
     for path in [*admin_lists(), *forms]:

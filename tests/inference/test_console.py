@@ -12,11 +12,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inference import selectors
+from inference.charts import chart_of_ranks, days_back
 from inference.models import UsageRecord
+from inference.ranking import Measure, ranking
+from inference.reports import Dimension
+from inference.request_log import Wanted
 from inference.services.partitions import ensure_partitions
 from tenants.models import Role, Tenant
 from tenants.principal import LimitMetric
-from tenants.services import add_member, suspend_tenant
+from tenants.services import add_member, create_project, suspend_tenant
 from tests.factories import TEST, Cast, make_key, make_tenant, make_user, set_limit, signed_in
 
 PAGES = ["overview", "limits", "usage", "usage_csv", "requests", "chat", "conversations", "keys"]
@@ -137,6 +141,79 @@ def test_usage_by_day_and_model_adds_up(cast: Cast):
     assert (together.requests, together.prompt_tokens, together.completion_tokens) == (4, 40, 110)
 
 
+@pytest.fixture
+def two_projects(cast: Cast) -> tuple[str, str]:
+    """The public ids of the key and of the project that used most: `big` 900 tokens, `small` 60, and the chat 15."""
+    project = create_project(actor=TEST, tenant=cast.tenant, name="Support")
+    big = make_key(cast.tenant, name="big", project=project).api_key
+    small = make_key(cast.tenant, name="<b>small</b>").api_key
+    for _ in range(3):
+        record(
+            cast.tenant, key_public_id=big.public_id, project_public_id=project.public_id, prompt_tokens=295,
+            cost_microusd=1, model="b",
+        )  # fmt: skip
+    record(
+        cast.tenant, key_public_id=small.public_id, prompt_tokens=55, cost_microusd=9, finish_reason="error"
+    )
+    record(cast.tenant)
+    record(cast.other_tenant, prompt_tokens=777_777)
+    return str(big.public_id), str(project.public_id)
+
+
+def ranks(cast: Cast, **asked: str) -> list[tuple[str, int, int, int]]:
+    answer = signed_in(cast.owner).get(reverse("usage", args=[cast.tenant.public_id]), asked)
+    return [
+        (rank.name, rank.requests, rank.failed, rank.total_tokens) for rank, *_ in answer.context["ranks"]
+    ]
+
+
+def test_usage_is_ranked_by_key_project_and_model(cast: Cast, two_projects: tuple[str, str]):
+    key, project = two_projects
+    small, chat = ("<b>small</b>", 1, 1, 60), ("Without a key: the chat", 1, 0, 15)
+    assert ranks(cast, by="key") == [("big", 3, 0, 900), small, chat]
+    assert ranks(cast, by="key", rank="cost")[0] == small
+    assert ranks(cast, by="project") == [("Support", 3, 0, 900), ("Without a project", 2, 1, 75)]
+    assert ranks(cast, by="model") == [("b", 3, 0, 900), ("m", 2, 1, 75)]
+    assert ranks(cast, by="key", model="m") == [small, chat]
+    assert ranks(cast, by="key", project=project) == [("big", 3, 0, 900)]
+    assert ranks(cast, by="model", key=key) == [("b", 3, 0, 900)]
+    page = signed_in(cast.owner).get(reverse("usage", args=[cast.tenant.public_id]), {"by": "key"})
+    assert f"by=day&amp;rank=tokens&amp;key={key}" in page.content.decode()
+    assert "<b>small" not in page.content.decode()
+    for odd in ("tier", "0", "\0"):
+        assert signed_in(cast.owner).get(page.request["PATH_INFO"], {"by": odd}).context["ranking"] is None
+
+
+def test_beyond_the_first_ones_the_others_are_told_together(cast: Cast, two_projects: tuple[str, str]):
+    every = selectors.usage_by_day_and_model(cast.tenant, days=7)
+    found = ranking(
+        cast.tenant, every, Dimension.KEY, Measure.TOKENS, days=7, wanted=Wanted(), limit=1, drawn=1
+    )
+    assert [rank.name for rank in found.first] == ["big"]
+    assert found.number_of_others == 2
+    assert found.others is not None
+    assert (found.others.requests, found.others.failed, found.others.total_tokens) == (2, 1, 75)
+    assert found.others.cost_microusd == 9
+    today = selectors.today_of(cast.tenant)
+    drawn = chart_of_ranks(every, found.first, days_back(today, 7))
+    assert [(line["label"], sum(line["values"]), line["rest"]) for line in drawn["tokens"]] == [
+        ("big", 900, False),
+        ("Others", 75, True),
+    ]
+    assert len(drawn["days"]) == 7
+
+
+def test_a_ranking_as_csv(cast: Cast, two_projects: tuple[str, str]):
+    answer = signed_in(cast.owner).get(
+        reverse("usage_csv", args=[cast.tenant.public_id]), {"by": "project", "days": "7"}
+    )
+    header, first, second = answer.content.decode("utf-8-sig").splitlines()
+    assert header == "project,name,requests,failed,prompt_tokens,completion_tokens,cost_usd"
+    assert first == f"{two_projects[1]},Support,3,0,885,15,0.000003"
+    assert second == ",Without a project,2,1,65,10,0.000009"
+    assert "7d-by-project.csv" in answer.headers["Content-Disposition"]
+
+
 @pytest.mark.parametrize("days", ["7", "30", "90", "0", "-1", "many", "100000000000000000000", "²"])
 def test_usage_takes_any_span_from_the_url_and_uses_only_known_ones(cast: Cast, days: str):
     record(cast.tenant)
@@ -190,7 +267,10 @@ def test_names_from_people_are_text(cast: Cast):
     assert "<i>" not in page
 
 
-@pytest.mark.parametrize(("page", "bound"), [("overview", 13), ("usage", 10), ("requests", 10), ("chat", 10)])
+@pytest.mark.parametrize(
+    ("page", "bound"),
+    [("overview", 13), ("usage", 10), ("usage?by=key", 13), ("requests", 10), ("chat", 10)],
+)
 def test_queries_do_not_grow_with_the_tenant(
     cast: Cast, page: str, bound: int, django_assert_max_num_queries, django_assert_num_queries
 ):
@@ -202,7 +282,8 @@ def test_queries_do_not_grow_with_the_tenant(
 
     grow(keys=1, requests=1)
     client = signed_in(cast.owner)
-    url = reverse(page, args=[cast.tenant.public_id])
+    name, _, query = page.partition("?")
+    url = f"{reverse(name, args=[cast.tenant.public_id])}?{query}"
     client.get(url)
     with django_assert_max_num_queries(bound) as small:
         assert client.get(url).status_code == 200

@@ -139,7 +139,9 @@ def test_the_operators_admin_goes_the_same_way_in(client):
         answer = method("/admin/login/?next=/admin/")
         assert answer.headers["Location"].startswith("/login/?next=")
     sign_in(client, operator.email)
-    assert client.get("/admin/").status_code == 200
+    answer = client.get("/admin/", follow=True)
+    assert answer.redirect_chain == [("/admin/live/", 302)]
+    assert answer.status_code == 200
 
 
 def test_operators_can_be_held_to_a_second_factor(client, settings):
@@ -149,7 +151,8 @@ def test_operators_can_be_held_to_a_second_factor(client, settings):
         assert client.get(path).headers["Location"] == "/2fa/"
     assert b"second factor" in client.get("/2fa/").content
     turn_on_totp(client)
-    assert client.get("/admin/").status_code == 200
+    assert client.get("/admin/", follow=True).status_code == 200
+    assert client.get("/admin/live/").status_code == 200
 
 
 def test_signing_out_everywhere_else(client):

@@ -23,14 +23,16 @@ const day = (seconds) => new Intl.DateTimeFormat(undefined, { month: "short", da
 function draw() {
   const drawn = document.querySelector("[data-chart-choice] input:checked").value;
   const bars = uPlot.paths.bars({ size: [0.7, 40] });
-  const [prompt, completion, cost] = data.values;
   const write = drawn === "cost" ? money : count;
-  const series = (label, fill, values) => ({ label, fill, stroke: fill, width: 0, paths: bars, points: { show: false }, value: (_, __, ___, index) => write(index == null ? null : values[index]) });
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-  // Stacked: the whole behind, the part that came in before it.
-  const [rows, shown] = drawn === "cost"
-    ? [[cost], [series("Cost", colour("--accent"), cost)]]
-    : [[prompt.map((value, index) => value + completion[index]), prompt], [series("Tokens out", colour("--line-strong"), completion), series("Tokens in", colour("--accent"), prompt)]];
+  // Stacked: each stands on those before it, so the highest is drawn first and the others over it.
+  const stacked = [];
+  let below = data.days.map(() => 0);
+  data[drawn].forEach(({ label, values, rest }, index) => {
+    const fill = colour(rest ? "--line-strong" : `--chart-${index + 1}`);
+    below = values.map((value, at) => value + below[at]);
+    stacked.unshift([below, { label, fill, stroke: fill, width: 0, paths: bars, points: { show: false }, value: (_, __, ___, at) => write(at == null ? null : values[at]) }]);
+  });
   chart?.destroy();
   chart = new uPlot({
     width: place.clientWidth, height: HEIGHT,
@@ -39,9 +41,9 @@ function draw() {
       { ...axis, values: (_, splits) => splits.map(day), grid: { show: false }, incrs: [1, 2, 3, 7, 14, 30].map((days) => days * 86_400), space: 70 },
       { ...axis, values: (_, splits) => splits.map(write), size: 70 },
     ],
-    series: [{ label: "Day", value: (_, seconds) => (seconds == null ? "–" : day(seconds)) }, ...shown],
+    series: [{ label: "Day", value: (_, seconds) => (seconds == null ? "–" : day(seconds)) }, ...stacked.map(([, series]) => series)],
     cursor: { drag: { x: false, y: false }, y: false },
-  }, [data.days, ...rows], place);
+  }, [data.days, ...stacked.map(([heights]) => heights)], place);
 }
 
 draw();
