@@ -25,6 +25,8 @@ install: $(STAMPS)/run ## Install what `make run` needs, start nothing
 dev: $(STAMPS)/dev ## Install what tests and linters need too
 
 test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
+	@# Once, and not by each process of the tests at the same time.
+	@$(PYTHON) -m engine_worker.compiled
 	@$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser
