@@ -11,7 +11,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inference.downloads import download, export_response
-from inference.models import ExportFormat
+from inference.models import ExportFormat, ExportState
 from inference.replica import on_replica
 from inference.reports import Dimension, Report
 from inference.selectors import today_of
@@ -40,12 +40,14 @@ _MONTHS = 12
 def exports(request: HttpRequest, console: Console) -> HttpResponse:
     """Usage by day, project, key, model and tier, as files; a POST asks for one. A reading: every role may."""
     if request.method != "POST":
+        found = list_exports(console.tenant.pk)
         context = {
             "console": console,
             "section": "usage",
             "spans": _SPANS,
             "formats": ExportFormat.choices,
-            "exports": list_exports(console.tenant.pk),
+            "exports": found,
+            "is_writing": any(row.state in (ExportState.QUEUED, ExportState.RUNNING) for row in found),
         }
         return render(request, "inference/exports.html", context)
     form, days = request.POST.get("format"), request.POST.get("days", "")
@@ -58,7 +60,7 @@ def exports(request: HttpRequest, console: Console) -> HttpResponse:
     actor = Actor.person(console.user, ip_address=client_address(request))
     try:
         create_export(actor=actor, tenant=console.tenant, report=report, format=ExportFormat(form))
-        messages.success(request, "It is being written. Load this page again in a few seconds.")
+        messages.success(request, "It is being written, and shows below when it is done.")
     except TooManyExports as error:
         messages.error(request, f"{error}: ask again when one is done.")
     return redirect("exports", console.tenant.public_id)

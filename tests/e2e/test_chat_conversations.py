@@ -122,6 +122,12 @@ def test_edit_retry_and_the_way_back(visitor: Visitor, far_end: FarEnd):
     converse(page, far_end, "First", "One.")
     converse(page, far_end, "Second", "Two.")
     page.locator(".turn.user").first.get_by_role("button", name="Edit").click()
+    edit = page.locator(".turn.user").first.get_by_role("button", name="Edit")
+    expect(edit).to_be_hidden()
+    page.get_by_label("The question, changed").first.fill("First, but")
+    page.reload()
+    expect(page.get_by_label("The question, changed").first).to_have_value("First, but")
+    page.locator('#connection[data-state="open"]').wait_for()
     page.get_by_label("The question, changed").first.fill("First, but better")
     far_end.sent.clear()
     page.keyboard.press("Enter")
@@ -132,6 +138,7 @@ def test_edit_retry_and_the_way_back(visitor: Visitor, far_end: FarEnd):
     far_end.finish(start["id"], 1)
     expect(page.get_by_text("2 of 2")).to_be_visible()
     assert answers(page) == ["Better."]
+    expect(page.get_by_role("link", name="Timeline")).to_have_attribute("href", "../requests/r2/")
     visitor.shoot("chat-branch")
     page.get_by_role("button", name="Earlier version").click()
     assert answers(page) == ["One.", "Two."]

@@ -67,7 +67,6 @@ def test_a_report_becomes_a_file(visit: Callable[..., Visitor], site: Site, cast
     page.get_by_role("button", name="Write the file").click()
     expect(page.get_by_text("It is being written")).to_be_visible()
     site.do(write_exports)
-    page.reload()
     with page.expect_download() as started:
         page.get_by_role("link", name=re.compile(rf"\.{form}$")).click()
     content = Path(started.value.path()).read_bytes()

@@ -94,6 +94,10 @@ document.addEventListener("htmx:afterSettle", () => {
     focus.focus();
   }
 });
+// A hidden tab asks for nothing; it goes on when it is looked at again.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (document.hidden && event.target.matches("[data-polls]")) event.preventDefault();
+});
 // A failed fragment must not look like nothing happened: load the whole page, which shows the error.
 document.addEventListener("htmx:responseError", (event) => {
   announce("That did not work");

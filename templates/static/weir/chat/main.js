@@ -17,7 +17,9 @@ const ui = {
   unsaved: byId("unsaved"),
 };
 let conversation = new Conversation();
-const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value, draft: ui.prompt.value }));
+const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value, draft: ui.prompt.value, edits: Object.fromEntries(edits) }));
+/** Questions whose change was begun: the exchange's id, and what is written so far. */
+const edits = new Map();
 const settings = new Settings();
 const follower = new Follower(byId("log-scroller"), byId("to-latest"));
 const socket = new ChatSocket(socketPath);
@@ -56,7 +58,16 @@ function draw() {
       place,
       count: alternatives.length,
       onStep: (by) => step(alternatives[place + by]),
-      onEdit: (question) => ask({ parent: exchange.parent, question }),
+      draft: edits.get(exchange.id),
+      onEdit: (question) => {
+        edits.delete(exchange.id);
+        if (!ask({ parent: exchange.parent, question })) edits.set(exchange.id, question);
+      },
+      onDraft: (text) => {
+        if (text === null) edits.delete(exchange.id);
+        else edits.set(exchange.id, text);
+        memory.keep();
+      },
     }));
     const answers = beside.map((one) => answerView(one, exchange, beside.length > 1).element);
     if (answers.length > 1) ui.log.append(sideBySide(answers));
@@ -303,6 +314,7 @@ function begin() {
   // A browser may have filled the box by itself already.
   ui.prompt.value ||= kept.draft ?? "";
   ui.prompt.setSelectionRange(ui.prompt.value.length, ui.prompt.value.length);
+  for (const [id, text] of Object.entries(kept.edits ?? {})) edits.set(id, text);
   // What this tab kept has the text of an answer under way: it goes before what the server keeps.
   if (kept.conversation && (!isAsked || kept.conversation.id === asked)) lookAt(new Conversation(kept.conversation));
   else if (isAsked) void open(asked);

@@ -22,9 +22,10 @@ function fromTemplate(id) {
 
 /**
  * A question, with the way to its other versions.
- * @param {{place: number, count: number, onStep: (by: number) => void, onEdit: (text: string) => void}} options
+ * @param {{place: number, count: number, draft?: string, onStep: (by: number) => void, onEdit: (text: string) => void,
+ *   onDraft: (text: string|null) => void}} options `draft`: a change that was begun; null: none is any more
  */
-export function userTurn(text, { place, count, onStep, onEdit }) {
+export function userTurn(text, { place, count, draft, onStep, onEdit, onDraft }) {
   const element = fromTemplate("user-turn");
   const part = (name) => element.querySelector(`[data-${name}]`);
   part("text").textContent = text;
@@ -38,13 +39,24 @@ export function userTurn(text, { place, count, onStep, onEdit }) {
   const show = (isEditing) => {
     form.hidden = !isEditing;
     part("shown").hidden = isEditing;
-    (isEditing ? box : edit).focus();
+    edit.hidden = isEditing;
   };
+  const leave = () => {
+    onDraft(null);
+    show(false);
+    edit.focus();
+  };
+  if (draft !== undefined) {
+    box.value = draft;
+    show(true);
+  }
   edit.addEventListener("click", () => {
     box.value = text;
     show(true);
+    box.focus();
   });
-  part("keep").addEventListener("click", () => show(false));
+  box.addEventListener("input", () => onDraft(box.value));
+  part("keep").addEventListener("click", leave);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (box.value.trim()) onEdit(box.value.trim());
@@ -52,7 +64,7 @@ export function userTurn(text, { place, count, onStep, onEdit }) {
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
-      show(false);
+      leave();
     } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target === box) {
       event.preventDefault();
       form.requestSubmit();
@@ -105,6 +117,8 @@ export class AnswerView {
     this.#part("foot").hidden = !generation.isOver && !stats;
     this.element.querySelector(".turn-actions").hidden = !generation.isOver;
     this.#button("copy").hidden = !generation.text;
+    this.#part("request").hidden = !generation.requestId;
+    if (generation.requestId) this.#part("request").href = `../requests/${encodeURIComponent(generation.requestId)}/`;
   }
 
   #refreshRetry() {
