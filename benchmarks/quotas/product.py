@@ -95,7 +95,10 @@ def gateways(scratch: Path, count: int) -> Iterator[list[str]]:
     }
     commands: list[Sequence[str]] = [
         ("tests.engine_worker.scripted_worker", MODEL, str(scripted_model(model_dir))),
-        *(("daphne", "-v", "0", "-b", "127.0.0.1", "-p", str(p), "weir.asgi:application") for p in ports),
+        *(
+            ("weir.daphne_server", "-v", "0", "-b", "127.0.0.1", "-p", str(p), "weir.asgi:application")
+            for p in ports
+        ),
     ]
     with children(log) as running, log.open("ab") as output:
         for command in commands:

@@ -7,12 +7,15 @@ client that left. Others never wait: each connection has a coroutine of its own.
 
 Twisted, below, waits for headers and bodies as long as a byte comes now and then. Here they come in time, as with
 uvicorn's gateway, or the connection is closed.
+
+Twisted lets 50 clients wait to be accepted: more who come while the loop is held are turned away by the kernel, after
+seconds or a minute. Here as many may wait as with uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -26,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 BACKLOG_MAX: Final = 256 * 1024
 """Bytes that may wait in this process for one client; its kernel buffer is besides."""
+ACCEPT_QUEUE: Final = 2048
+"""Connections that the kernel holds until they are accepted; it takes no more than `net.core.somaxconn`."""
 _LOOK_S: Final = 0.05
 _Channel: Any = http.HTTPChannel  # much of Twisted has no types
 
@@ -93,6 +98,9 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
     backlog_max = BACKLOG_MAX
     stall_s = STALL_S
 
+    def __init__(self, *args: Any, endpoints: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, endpoints=[_with_accept_queue(text) for text in endpoints], **kwargs)
+
     @property
     def http_factory(self) -> Any:
         return self._http_factory
@@ -126,6 +134,13 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
                 transport.abortConnection()
                 return
             await asyncio.sleep(_LOOK_S)
+
+
+def _with_accept_queue(endpoint: str) -> str:
+    """Twisted's description of where to listen. An inherited socket (`fd:`) has its queue from who made it."""
+    if endpoint.startswith(("tcp:", "ssl:", "unix:")) and "backlog=" not in endpoint:
+        return f"{endpoint}:backlog={ACCEPT_QUEUE}"
+    return endpoint
 
 
 def _transport(protocol: Any) -> Any:
