@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
-from asgiref.sync import sync_to_async
 from django.conf import settings
 
 from engine_worker.broker import EntryRef, UsageReader
@@ -81,7 +81,7 @@ def drain_usage(
         if entries:
             tell_of_failures([event for _, event in entries])
             rows, unfit = record_usage([event for _, event in entries])
-            asyncio.run(settle_rows(redis_url, rows))
+            settle_rows(redis_url, rows)
             reader.ack([ref for ref, _ in entries])
             recorded += len(rows)
             parked += len(unfit)
@@ -89,18 +89,35 @@ def drain_usage(
             return Drained(recorded=recorded, parked=parked)
 
 
-async def settle_rows(redis_url: str, rows: Sequence[UsageRecord]) -> None:
+def settle_rows(redis_url: str, rows: Sequence[UsageRecord]) -> None:
     """What was reserved for them is charged as they say. A reservation that Redis has forgotten, it being lost while
     the request ran, holds nothing any more: its row is booked in the tenant's budgets instead."""
-    store = QuotaStore(redis_url, timeout_s=_SETTLE_TIMEOUT_S)
-    reserved = [row for row in rows if row.reservation_id]
-    try:
+    forgotten = asyncio.run(_settle(redis_url, [row for row in rows if row.reservation_id]))
+    for row in forgotten:
+        log.warning("reservation_forgotten", request_id=row.request_id)
+    if forgotten:
+        # Looked up here: a thread beside the loop would keep a database connection that nobody looks after.
+        asyncio.run(_book(redis_url, [(row, _budgets_of(row)) for row in forgotten]))
+
+
+async def _settle(redis_url: str, reserved: Sequence[UsageRecord]) -> list[UsageRecord]:
+    """Those to book. Without a number a row was in the ledger before this event came: it was settled or booked then."""
+    async with _store(redis_url) as store:
         known = await store.settle_many([_settlement(row) for row in reserved])
-        for row, is_known in zip(reserved, known, strict=True):
-            # Without a number it was in the ledger before this event came: it was settled or booked then.
-            if not is_known and row.pk is not None:
-                log.warning("reservation_forgotten", request_id=row.request_id)
-                await store.book(row.pk, _settlement(row), await sync_to_async(_budgets_of)(row))
+    return [row for row, is_known in zip(reserved, known, strict=True) if not is_known and row.pk is not None]
+
+
+async def _book(redis_url: str, rows: Sequence[tuple[UsageRecord, list[tuple[LimitMetric, Bucket]]]]) -> None:
+    async with _store(redis_url) as store:
+        for row, budgets in rows:
+            await store.book(row.pk, _settlement(row), budgets)
+
+
+@asynccontextmanager
+async def _store(redis_url: str) -> AsyncIterator[QuotaStore]:
+    store = QuotaStore(redis_url, timeout_s=_SETTLE_TIMEOUT_S)
+    try:
+        yield store
     finally:
         await store.aclose()
 

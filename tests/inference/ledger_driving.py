@@ -90,7 +90,7 @@ def drain_and_die(step: str) -> None:
     """The body of the process that dies."""
     if step == "commit":
         # The first thing after the commit is the settling: die as it begins.
-        async def die(redis_url: str, rows: Sequence[UsageRecord]) -> None:
+        def die(redis_url: str, rows: Sequence[UsageRecord]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         usage.settle_rows = die

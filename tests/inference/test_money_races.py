@@ -65,7 +65,7 @@ async def spend_through_a_flush(tenant: Tenant, redis: Any, recall: Any) -> tupl
                 tenant_public_id=str(tenant.public_id), reservation_id=rid, prompt_tokens=PROMPT,
                 completion_tokens=output,
             )  # fmt: skip
-            await settle_rows(ledger_redis_url(), rows)
+            await in_thread(settle_rows, ledger_redis_url(), rows)
 
     async def flush() -> None:
         nonlocal in_flight
@@ -106,7 +106,7 @@ async def test_a_row_that_comes_around_the_recall_counts_once(redis, moment):
         event = used(tenant, rid, datetime.now(UTC), PROMPT, MOST, reservation_id=rid)
         for _ in range(2):  # the drain that died before it acknowledged, and its heir
             rows, _ = await in_thread(record_usage, [event])
-            await settle_rows(ledger_redis_url(), rows)
+            await in_thread(settle_rows, ledger_redis_url(), rows)
 
     async def recall(*asked: Any) -> Recalled:
         known = await recall_from_ledger(*asked)

@@ -270,12 +270,17 @@ def test_an_engine_that_can_compute_nothing_dies(build_tiny):
         driver.step()
 
 
+def _fill_with_nan(decoder, blocks):
+    for cache in (decoder.keys, decoder.values):
+        cache[:, list(blocks)] = 255  # the caches are bytes, and all of a number's bits set are NaN
+    assert decoder.keys[0, blocks[0]].view(torch.float32).isnan().all()
+
+
 def test_blocks_that_held_nan_are_clean_for_the_next(build_tiny):
     built = build_tiny(prefix_cache=False)
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
     decoder = built.core.device.executor.runner._decoder
-    decoder.keys[:, 1:9] = torch.nan
-    decoder.values[:, 1:9] = torch.nan
+    _fill_with_nan(decoder, range(1, 9))
     decoder.scrub(range(1, 9))
     assert run_tokens(built, request("b", PROMPT, 10))[0] == expected
 
@@ -284,6 +289,5 @@ def test_fault_34_nan_in_the_scratch_block_reaches_nobody(build_tiny):
     built = build_tiny()
     expected = run_tokens(built, request("a", PROMPT, 10))[0]
     decoder = built.core.device.executor.runner._decoder
-    decoder.keys[:, 0] = torch.nan
-    decoder.values[:, 0] = torch.nan
+    _fill_with_nan(decoder, [0])
     assert run_tokens(built, *(request(str(i), PROMPT, 10) for i in range(3))) == [expected] * 3
