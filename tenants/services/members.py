@@ -24,13 +24,16 @@ class NotAllowedToManage(Exception):
 
 
 def change_role(*, actor: Actor, by: Role, membership: Membership, role: Role) -> bool:
-    """Gives a member another role, on the word of someone whose role is `by`. False when they have it already.
+    """Gives a member another role, on the word of someone whose role is `by`. False when they have it already, or are
+    no member any more.
 
     Raises NotAllowedToManage or LastOwner.
     """
     with transaction.atomic():
         current = _locked(membership)
-        before = Role(current.role)
+        if current is None:
+            return False
+        before, by = Role(current.role), _role_now(actor, by, current)
         if not (may_give(by, before) and may_give(by, role)):
             raise NotAllowedToManage
         if before is role:
@@ -51,13 +54,15 @@ def change_role(*, actor: Actor, by: Role, membership: Membership, role: Role) -
 
 
 def remove_member(*, actor: Actor, by: Role, membership: Membership) -> None:
-    """Ends a membership; what the person made stays the tenant's. Anyone may leave.
+    """Ends a membership, if it has not ended yet; what the person made stays the tenant's. Anyone may leave.
 
     Raises NotAllowedToManage or LastOwner.
     """
     with transaction.atomic():
         current = _locked(membership)
-        role = Role(current.role)
+        if current is None:
+            return
+        role, by = Role(current.role), _role_now(actor, by, current)
         leaves = actor.user is not None and actor.user.pk == current.user_id
         if not leaves and not may_give(by, role):
             raise NotAllowedToManage
@@ -73,11 +78,21 @@ def remove_member(*, actor: Actor, by: Role, membership: Membership) -> None:
         current.delete()
 
 
-def _locked(membership: Membership) -> Membership:
+def _role_now(actor: Actor, by: Role, membership: Membership) -> Role:
+    """Of who asks, who may have lost it since `by` was read."""
+    held = (
+        Membership.objects.for_tenant(membership.tenant_id)
+        .filter(user=actor.user)
+        .values_list("role", flat=True)
+    )
+    return Role(held[0]) if actor.user is not None and held else by
+
+
+def _locked(membership: Membership) -> Membership | None:
     """The row as it is now. The tenant is locked first: of two owners who leave at once, one is the last."""
     Tenant.objects.select_for_update(no_key=True).get(pk=membership.tenant_id)
     rows = Membership.objects.for_tenant(membership.tenant_id).select_related("user", "tenant")
-    return rows.get(pk=membership.pk)
+    return rows.filter(pk=membership.pk).first()
 
 
 def _require_another_owner(membership: Membership) -> None:

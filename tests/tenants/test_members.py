@@ -110,6 +110,25 @@ def test_the_last_owner_stays_one(cast: Cast):
     remove_member(actor=Actor.person(cast.owner), by=Role.OWNER, membership=mine)
 
 
+def test_who_is_removed_by_two_at_once_is_removed(cast: Cast):
+    member = membership(cast.tenant, with_role(cast, Role.VIEWER))
+    for _ in range(2):
+        remove_member(actor=Actor.person(cast.owner), by=Role.OWNER, membership=member)
+    assert not change_role(actor=Actor.person(cast.owner), by=Role.OWNER, membership=member, role=Role.ADMIN)
+
+
+def test_the_role_counts_that_one_has_by_now(cast: Cast):
+    """Each of two owners demotes the other, on the word of a page that both opened as owners."""
+    other = with_role(cast, Role.OWNER)
+    with_role(cast, Role.OWNER)
+    mine, others = membership(cast.tenant, cast.owner), membership(cast.tenant, other)
+    change_role(actor=Actor.person(cast.owner), by=Role.OWNER, membership=others, role=Role.ADMIN)
+    with pytest.raises(NotAllowedToManage):
+        change_role(actor=Actor.person(other), by=Role.OWNER, membership=mine, role=Role.ADMIN)
+    with pytest.raises(NotAllowedToManage):
+        remove_member(actor=Actor.person(other), by=Role.OWNER, membership=mine)
+
+
 def test_removed_means_out_at_once(cast: Cast):
     developer = signed_in(cast.member)
     home = reverse("overview", args=[cast.tenant.public_id])
