@@ -53,11 +53,19 @@ _CASES = [(streamed, connections) for streamed in (False, True) for connections 
 
 def measured(aim: Aim) -> Result:
     """One load, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.gateway.load", json.dumps(dict(_fields(aim)))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=aim.seconds + 120)
-    if done.returncode:
-        sys.exit(f"the load failed: {done.stderr}")
-    return Result(**json.loads(done.stdout))
+    with tempfile.TemporaryDirectory(prefix="weir-load-") as directory:
+        result = Path(directory) / "result.json"
+        done = subprocess.run(
+            _loading(aim, result), cwd=ROOT, capture_output=True, text=True, timeout=aim.seconds + 120
+        )
+        if done.returncode:
+            sys.exit(f"the load failed: {done.stderr}")
+        return Result(**json.loads(result.read_text()))
+
+
+def _loading(aim: Aim, result: Path) -> list[str]:
+    """The command of a load. Its result goes to a file: what is longer than a pipe holds came broken through one."""
+    return [sys.executable, "-m", "benchmarks.gateway.load", json.dumps(dict(_fields(aim))), str(result)]
 
 
 def _fields(aim: Aim) -> Iterator[tuple[str, object]]:
@@ -148,17 +156,16 @@ def held_streams(product: Product, port: int, streams: int, model_dir: Path) -> 
         measured(Aim(port, product.key, HELD, True, 1, 0.0, events=2, max_tokens=2))
         before_mb, before_s = product.memory_mb("gateway"), product.cpu_s("gateway")
         aim = Aim(port, product.key, HELD, True, streams, 0.0, events=10, max_tokens=10)
-        command = [sys.executable, "-m", "benchmarks.gateway.load", json.dumps(dict(_fields(aim)))]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as load:
-            peak_mb = before_mb
-            while load.poll() is None:
-                peak_mb = max(peak_mb, product.memory_mb("gateway"))
-                time.sleep(0.1)
-            assert load.stdout is not None
-            output = load.stdout.read()
-        if load.returncode:
-            return {"failed": load.returncode}  # the load has said why; the other figures stand
-        result = Result(**json.loads(output))
+        with tempfile.TemporaryDirectory(prefix="weir-load-") as directory:
+            written = Path(directory) / "result.json"
+            with subprocess.Popen(_loading(aim, written), cwd=ROOT) as load:
+                peak_mb = before_mb
+                while load.poll() is None:
+                    peak_mb = max(peak_mb, product.memory_mb("gateway"))
+                    time.sleep(0.1)
+            if load.returncode:
+                return {"failed": load.returncode}  # the load has said why; the other figures stand
+            result = Result(**json.loads(written.read_text()))
         tokens = aim.max_tokens * len(result.latency_ms)
         return {
             "streams": len(result.latency_ms),

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import cast
 
 import uvloop
@@ -157,12 +158,14 @@ async def load(aim: Aim) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("aim", help="an Aim, as JSON")
-    aim = Aim(**json.loads(parser.parse_args().aim))
+    parser.add_argument("result", type=Path, help="the file that the result is written to, as JSON")
+    args = parser.parse_args()
+    aim = Aim(**json.loads(args.aim))
     try:
         result = uvloop.run(load(aim))
     except (OSError, RuntimeError, TimeoutError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    print(json.dumps(asdict(result)))
+    args.result.write_text(json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":
