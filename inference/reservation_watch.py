@@ -8,12 +8,12 @@ counted, budgets held, and the end is settled as if nothing had been.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
+from inference.generation_watch import GenerationWatch
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.store import QuotaStore
 
@@ -22,41 +22,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-INTERVAL_S: Final = 2.0
 
-
-class ReservationWatch:
-    """One per event loop."""
+class ReservationWatch(GenerationWatch):
+    INTERVAL_S = 2.0
 
     def __init__(self, quotas: QuotaStore) -> None:
+        super().__init__()
         self._quotas = quotas
-        self._open: WeakSet[Generation] = WeakSet()
-        self._task: asyncio.Task[None] | None = None
 
-    def add(self, generation: Generation) -> None:
-        self._open.add(generation)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._watch(), name="reservation-watch")
-
-    async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            running = [generation for generation in self._open if generation.is_running]
-            if not running:
-                return
-            ids = [(each.ticket.tenant_id, each.ticket.reservation_id) for each in running]
-            try:
-                forgotten = await self._quotas.forgotten(ids)
-                for generation, is_forgotten in zip(running, forgotten, strict=True):
-                    if is_forgotten and generation.is_running:
-                        await self._take_again(generation)
-            except QuotaUnavailable:
-                continue  # Redis is away: the next look finds out what it has kept
+    async def _look(self, running: Sequence[Generation]) -> None:
+        ids = [(each.ticket.tenant_id, each.ticket.reservation_id) for each in running]
+        try:
+            forgotten = await self._quotas.forgotten(ids)
+            for generation, is_forgotten in zip(running, forgotten, strict=True):
+                if is_forgotten and generation.is_running:
+                    await self._take_again(generation)
+        except QuotaUnavailable:
+            return  # Redis is away: the next look finds out what it has kept
 
     async def _take_again(self, generation: Generation) -> None:
         ticket = generation.ticket
