@@ -14,6 +14,7 @@ from engine_worker.engine.build import follow
 from engine_worker.engine.embedding_engine import EmbeddingEngine
 from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.engine.types import Engine
+from engine_worker.host_memory import refuse_what_does_not_fit
 from engine_worker.model_card import ModelCardError, read_model_card
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_models, run_worker
@@ -35,9 +36,7 @@ def main() -> int:
             return 0
         if arguments.worker.max_models > 1:
             return run_models(
-                lambda name, source: _engine(
-                    name, ensure_model(source, arguments.var_dir / "models"), arguments
-                ),
+                lambda name, source: _one_of_several(name, source, arguments),
                 arguments.model_spec,
                 arguments.worker,
             )
@@ -48,16 +47,28 @@ def main() -> int:
         return 2
 
 
-def _engine(name: str, directory: Path, arguments: Arguments) -> tuple[Engine, Describe]:
-    """For a prepared model, with its part of the memory; not started."""
+def _one_of_several(name: str, source: str, arguments: Arguments) -> tuple[Engine, Describe]:
+    """Raises NotEnoughMemory, ModelStoreError."""
+    directory = ensure_model(source, arguments.var_dir / "models")
+    refuse_what_does_not_fit(_config(directory, arguments))
+    return _engine(name, directory, arguments)
+
+
+def _config(directory: Path, arguments: Arguments) -> EngineConfig:
+    """With each model's part of the memory."""
     config = EngineConfig(model_dir=directory, **arguments.engine)
     most = arguments.worker.max_models
-    config = replace(
+    return replace(
         config,
         kv_cache_memory=config.kv_cache_memory // most,
         swap_memory=config.swap_memory // most,
         gpu_memory_utilization=config.gpu_memory_utilization / most,
     )
+
+
+def _engine(name: str, directory: Path, arguments: Arguments) -> tuple[Engine, Describe]:
+    """For a prepared model; not started."""
+    config = _config(directory, arguments)
     if is_encoder(directory):
         embedder = EmbeddingEngine(config)
         return embedder, lambda: read_model_card(

@@ -331,6 +331,18 @@ class ModelCommand(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     v: int = msgspec.field(default_factory=_version)
 
 
+class Refusal:
+    """Codes of a ModelAnswer."""
+
+    MEMORY: Final = "not_enough_memory"
+    NOT_FOUND: Final = "model_not_found"
+    UNSERVABLE: Final = "model_not_servable"
+    SERVED: Final = "name_in_use"
+    NOT_SERVED: Final = "not_served"
+    FULL: Final = "no_place"
+    MALFORMED: Final = "malformed"
+
+
 class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Worker process -> operator, when the command is done."""
 
@@ -339,6 +351,24 @@ class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """What it serves now."""
     error: str = ""
     """Why the command could not be done."""
+    code: str = ""
+    """The same for a program: see Refusal."""
+    v: int = msgspec.field(default_factory=_version)
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker process that obeys ModelCommands -> Redis, about once a second; also while it serves nothing."""
+
+    worker_id: str
+    started_at_ms: int
+    updated_at_ms: int
+    max_models: int
+    models: list[str]
+    """What it serves now."""
+    command_id: str = ""
+    """The command that it is at."""
+    host: str = ""
+    device: str = ""
     v: int = msgspec.field(default_factory=_version)
 
 

@@ -7,7 +7,10 @@ as the system's threads do. To the queue each is a worker of its model: gateways
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -15,13 +18,16 @@ import structlog
 
 from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, ControlBroker, WorkerBroker
+from engine_worker.broker.keys import model_prefix
 from engine_worker.engine.errors import EngineFailure
 from engine_worker.engine.types import Engine
+from engine_worker.host_memory import NotEnoughMemory
 from engine_worker.model_card import ModelCardError
-from engine_worker.model_store import ModelStoreError
-from engine_worker.protocol import ModelAnswer, ModelCard, ModelCommand, ProtocolError
+from engine_worker.model_store import ModelNotFound, ModelStoreError
+from engine_worker.protocol import ModelAnswer, ModelCard, ModelCommand, ProcessStatus, ProtocolError, Refusal
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
+from engine_worker.worker_status import now_ms
 
 _log = structlog.get_logger("engine_worker.served_models")
 
@@ -31,7 +37,11 @@ Make: TypeAlias = Callable[[str, str], tuple[Engine, Describe]]
 
 
 class Refused(ValueError):
-    """A command that can't be done; the message says why."""
+    """A command that can't be done; the message says why, `code` says so to programs (see protocol.Refusal)."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 _ENGINE_STOP_S: Final = 10.0
@@ -39,6 +49,7 @@ _ENGINE_STOP_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Served:
+    source: str
     worker: Worker
     running: asyncio.Task[int]
 
@@ -52,6 +63,9 @@ class ServedModels:
         self._most = most
         self._served: dict[str, _Served] = {}
         self._loading: set[str] = set()
+        self._started_at_ms = now_ms()
+        self._command_id = ""
+        self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = False
         self._failed = 0
@@ -61,17 +75,25 @@ class ServedModels:
         return sorted(self._served)
 
     async def load(self, name: str, source: str) -> None:
-        """Returns when gateways know the model. Raises Refused."""
-        if name in self._served or name in self._loading:
-            raise Refused(f"{name} is served already")
+        """Returns when gateways know the model; at once where it is served already, from there. Raises Refused."""
+        if (served := self._served.get(name)) is not None and served.source == source:
+            return
+        if served is not None or name in self._loading:
+            raise Refused(
+                f"{name} is served already, from elsewhere: give another name, or unload it first",
+                Refusal.SERVED,
+            )
         if len(self._served) + len(self._loading) >= self._most:
-            raise Refused(f"this worker serves {self._most} models at most: unload one first")
+            raise Refused(f"this worker serves {self._most} models at most: unload one first", Refusal.FULL)
+        try:
+            model_prefix(name)
+        except ValueError as error:
+            raise Refused(str(error), Refusal.MALFORMED) from error
         self._loading.add(name)
         try:
-            engine, describe = await asyncio.to_thread(self._make, name, source)
-            await engine.start()
-        except (EngineFailure, ModelStoreError, ModelCardError, ValueError, OSError) as error:
-            raise Refused(str(error)) from error
+            engine, (card, tokenizer) = await self._start(name, source)
+        except Exception as error:
+            raise _refused(error) from error
         finally:
             self._loading.discard(name)
         config = replace(self._config, model=name)
@@ -82,20 +104,32 @@ class ServedModels:
             lease_ms=config.lease_ms,
             timeout_s=config.broker_timeout_s,
         )
-        worker = Worker(engine, broker, *describe(), config)
+        worker = Worker(engine, broker, card, tokenizer, config)
         running = asyncio.create_task(self._run(name, worker, engine, broker), name=f"serve-{name}")
-        self._served[name] = _Served(worker, running)
+        self._served[name] = _Served(source, worker, running)
         if self._stopping:
             worker.stop()
-        await worker.registered.wait()
+        registered = asyncio.create_task(worker.registered.wait(), name=f"register-{name}")
+        await asyncio.wait([registered, running], return_when=asyncio.FIRST_COMPLETED)
+        registered.cancel()
+
+    async def _start(self, name: str, source: str) -> tuple[Engine, tuple[ModelCard, bytes]]:
+        engine, describe = await asyncio.to_thread(self._make, name, source)
+        await engine.start()
+        try:
+            return engine, describe()
+        except BaseException:
+            await engine.stop()
+            raise
 
     async def unload(self, name: str) -> None:
         """Claims nothing more, finishes what runs within the grace period, frees the memory. Raises Refused."""
         served = self._served.get(name)
         if served is None:
-            raise Refused(f"{name} is not served here")
+            raise Refused(f"{name} is not served here", Refusal.NOT_SERVED)
         served.worker.stop()
         await asyncio.wait([served.running])
+        gc.collect()  # an engine's parts know each other: its memory is free now, not some time later
 
     def stop(self) -> None:
         """As `Worker.stop`, for all of them."""
@@ -107,12 +141,18 @@ class ServedModels:
     async def run(self) -> int:
         """Obeys commands until `stop` is called or an engine dies; the process's exit code."""
         control = ControlBroker(self._config.redis_url, timeout_s=self._config.broker_timeout_s)
-        obeying = asyncio.create_task(self._obey(control), name="models-control")
+        tasks = [
+            asyncio.create_task(self._obey(control), name="models-control"),
+            asyncio.create_task(self._tell(control), name="models-heartbeat"),
+        ]
         try:
             await self._ended.wait()
         finally:
-            obeying.cancel()
-            await asyncio.gather(obeying, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(BrokerUnavailable):  # then its status lapses
+                await control.farewell(self._config.worker_id)
             await control.aclose()
         self.stop()
         codes = await asyncio.gather(*(served.running for served in self._served.values()))
@@ -142,12 +182,48 @@ class ServedModels:
             try:
                 command = await control.next_command(self._config.worker_id)
                 if command is not None:
-                    await control.answer(await self._answer(command))
+                    self._set_command(command.command_id)
+                    answer = await self._answer(command)
+                    await self._deliver(control, answer)
+                    self._set_command("")
                 backoff.reset()
             except ProtocolError as error:
                 _log.warning("command_not_understood", error=str(error))
             except BrokerUnavailable:
                 await backoff.sleep()
+
+    def _set_command(self, command_id: str) -> None:
+        self._command_id = command_id
+        self._news.set()
+
+    async def _deliver(self, control: ControlBroker, answer: ModelAnswer) -> None:
+        """However long Redis is away: the command has been obeyed, and who sent it waits to hear so."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await control.answer(answer)
+            except BrokerUnavailable:
+                await backoff.sleep()
+
+    async def _tell(self, control: ControlBroker) -> None:
+        """Each second, and at each change of what it is at."""
+        while True:
+            self._news.clear()
+            status = ProcessStatus(
+                worker_id=self._config.worker_id,
+                started_at_ms=self._started_at_ms,
+                updated_at_ms=now_ms(),
+                max_models=self._most,
+                models=self.names,
+                command_id=self._command_id,
+                host=socket.gethostname(),
+                device=self._config.device,
+            )
+            with suppress(BrokerUnavailable):  # the models' own heartbeats say so in the log
+                await control.heartbeat(status)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.heartbeat_s):
+                    await self._news.wait()
 
     async def _answer(self, command: ModelCommand) -> ModelAnswer:
         _log.info("model_command", action=command.action, model=command.model)
@@ -155,11 +231,28 @@ class ServedModels:
             "load": lambda: self.load(command.model, command.source),
             "unload": lambda: self.unload(command.model),
         }
-        error = ""
+        error = code = ""
         try:
             if command.action not in actions:
-                raise Refused(f"unknown action {command.action!r}")
+                raise Refused(f"unknown action {command.action!r}", Refusal.MALFORMED)
             await actions[command.action]()
         except Refused as refused:
-            error = str(refused)
-        return ModelAnswer(command_id=command.command_id, models=self.names, error=error)
+            error, code = str(refused), refused.code
+        _log.info("model_command_done", action=command.action, model=command.model, error=error)
+        return ModelAnswer(command_id=command.command_id, models=self.names, error=error, code=code)
+
+
+def _refused(error: Exception) -> Refused:
+    """Why a model could not be loaded. Whatever it was, the other models of the process go on."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, NotEnoughMemory):
+        return Refused(text, Refusal.MEMORY)
+    if (
+        isinstance(error, MemoryError) or "not enough memory" in text or "out of memory" in text
+    ):  # torch's words
+        return Refused(f"not enough memory: {text}", Refusal.MEMORY)
+    if isinstance(error, ModelNotFound):
+        return Refused(text, Refusal.NOT_FOUND)
+    if not isinstance(error, EngineFailure | ModelStoreError | ModelCardError | ValueError | OSError):
+        _log.error("model_not_loaded", exc_info=error)
+    return Refused(text, Refusal.UNSERVABLE)

@@ -36,8 +36,10 @@ the prefix, so it carries the same tag and lies in the same slot.
     outside any tag, by single commands
     weir:models           set     models that ever had a worker              never (5)
     weir:tokenizer:SHA    string  bytes of a tokenizer.json                  24 h after the last heartbeat
-    weir:control:WORKER   list    ModelCommands for a worker process         300 s
-    weir:answer:COMMAND   list    its ModelAnswer                            300 s
+    weir:control:WORKER   list    ModelCommands for a worker process         300 s after its last heartbeat
+    weir:answer:COMMAND   list    its ModelAnswer                            24 h
+    weir:processes        set     ids of worker processes that obey          found to be gone
+    weir:process:WORKER   string  ProcessStatus                              15 s after its heartbeat
     weir:live:GATEWAY     pub/sub MessagePack arrays of Chunks
 
 (1) While a request is alive these have no TTL: one that ran out would swallow the usage event. Each

@@ -11,12 +11,13 @@ from engine_worker import control
 from engine_worker.broker import ControlBroker
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
+from engine_worker.host_memory import available_bytes, bytes_needed, refuse_what_does_not_fit
 from engine_worker.model_card import read_model_card
-from engine_worker.protocol import SamplingParams
+from engine_worker.protocol import Refusal, SamplingParams
 from engine_worker.served_models import Refused, ServedModels
 from engine_worker.worker_config import WorkerConfig
 from tests.engine_worker.broker.driving import put, until
-from tests.engine_worker.models import greedy, make_tiny_model, reference
+from tests.engine_worker.models import VOCAB_SIZE, greedy, make_tiny_model, reference
 
 PROMPT = [7, 77, 177]
 
@@ -35,11 +36,13 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         config = EngineConfig(
             model_dir=Path(source),
             block_size=4,
-            num_kv_blocks=129,
+            num_kv_blocks=1 << 40 if name == "unforeseen" else 129,
+            kv_cache_memory=1 << 60 if name == "huge" else 1 << 20,
             threads=1,
             kernels="torch",
             precision="fp32",
         )
+        refuse_what_does_not_fit(config)
         engines[name] = engine = AsyncEngine(config)
         return engine, lambda: read_model_card(
             name, config.model_dir, context_length=engine.limits.max_model_len, dtype="fp32"
@@ -69,10 +72,14 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         assert await asyncio.to_thread(control.main, command, {"REDIS_URL": redis_url}) == 0
         assert served.names == [first, second]
         assert {first, second} <= {card.model for card in await gateway.model_cards()}
-        assert "at most" in (await ask("load", third, sources[third])).error
-        assert "already" in (await ask("load", second, sources[second])).error
-        assert "not served" in (await ask("unload", third)).error
+        assert (await ask("load", third, sources[third])).code == Refusal.FULL
+        again = await ask("load", second, sources[second])
+        assert (again.error, again.models) == ("", [first, second]), "what is so already is done"
+        assert "already" in (await ask("load", second, sources[third])).error
+        assert (await ask("unload", third)).code == Refusal.NOT_SERVED
         assert "unknown action" in (await ask("paint", third)).error
+        (process,) = [one for one in await operator.processes() if one.worker_id == config.worker_id]
+        assert (process.models, process.max_models) == ([first, second], 2)
 
         for name in (first, second):
             await put(
@@ -92,6 +99,10 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         assert not [one for one in await gateway.workers() if one.model == first]
 
         assert (await ask("load", third, tmp_path / "nowhere")).error
+        # Whatever a load fails with, the process and its other model go on.
+        assert (await ask("load", "huge", sources[third])).code == Refusal.MEMORY
+        assert (await ask("load", "unforeseen", sources[third])).code == Refusal.MEMORY
+        assert (await ask("load", "{odd}", sources[third])).code == Refusal.MALFORMED
         assert (await ask("load", third, sources[third])).models == [second, third]
         await put(gateway, make("s", model=third, prompt_token_ids=PROMPT, sampling=long_answer(5)))
         assert await ended(third, "s") == greedy(reference(sources[third]), PROMPT, 5)
@@ -104,6 +115,7 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         async with asyncio.timeout(300):
             assert await running == 1
         assert served.names == []
+        assert config.worker_id not in [one.worker_id for one in await operator.processes()]
     finally:
         served.stop()
         await asyncio.gather(running, return_exceptions=True)
@@ -118,3 +130,35 @@ async def test_a_first_model_that_can_not_be_loaded_is_an_error(redis_url, tmp_p
     with pytest.raises(Refused, match=r"config\.json"):
         await served.load("m", str(tmp_path))
     assert served.names == []
+
+
+def test_what_a_model_needs_is_known_before_it_is_loaded(tmp_path):
+    directory = make_tiny_model(tmp_path / "model", seed=1)
+    weights = sum(weight.numel() for weight in reference(directory).state_dict().values())
+    needs = {
+        precision: bytes_needed(
+            EngineConfig(model_dir=directory, precision=precision, kv_cache_memory=1000, kernels="torch")
+        )
+        for precision in ("fp32", "fp16", "int8")
+    }
+    tied = reference(directory).config.tie_word_embeddings * VOCAB_SIZE * 32
+    assert needs == {
+        kind: (weights - tied) * each + 1000 for kind, each in (("fp32", 4), ("fp16", 6), ("int8", 5))
+    }
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "model.safetensors").write_bytes(b"no header")
+    assert bytes_needed(EngineConfig(model_dir=tmp_path / "bare", kv_cache_memory=7)) == 7
+
+
+def test_a_containers_limit_counts(tmp_path):
+    everything = available_bytes(tmp_path)
+    for name, text in {
+        "memory.max": "5000000",
+        "memory.current": "4000000",
+        "memory.stat": "anon 1\ninactive_file 300000",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path) == 1_300_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 1_300_000
+    assert everything > 1_300_000
