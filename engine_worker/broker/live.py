@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError
 from engine_worker.backoff import Backoff
 from engine_worker.broker.connection import close_pool, lone_connections
 from engine_worker.broker.errors import BrokerUnavailable
+from engine_worker.broker.line import Line
 from engine_worker.protocol import PROTOCOL_VERSION, Chunk
 
 _CHUNKS = msgspec.msgpack.Decoder(list[Chunk])
@@ -41,7 +43,7 @@ class LiveChannel:
     Entering waits until the server has confirmed the subscription, so what is enqueued afterwards
     is heard from its first token. Iteration yields a `list[Chunk]` per worker step, or `GAP`. The
     buffer holds `max_messages`; when a slow reader lets it fill up, it is emptied into one GAP. A
-    task named `live-channel` owned by this object reads the socket, and reconnects with backoff.
+    task named `live-channel` owned by this object watches the connection, and reconnects with backoff.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class LiveChannel:
     async def __aenter__(self) -> Self:
         try:
             async with asyncio.timeout(self._timeout_s):
-                self._connection = await self._subscribe()
+                self._subscription = await self._subscribe()
         except (RedisError, OSError, TimeoutError) as error:
             raise BrokerUnavailable(f"can't subscribe to the live channel: {error}") from error
         self._task = asyncio.create_task(self._read_for_ever(), name="live-channel")
@@ -78,7 +80,7 @@ class LiveChannel:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         # Here and not in the task: one that is cancelled before its first step never gets to clean up.
-        await self._connection.disconnect(nowait=True)
+        await self._subscription.aclose()
         await close_pool(self._pool)
 
     def __aiter__(self) -> Self:
@@ -101,29 +103,29 @@ class LiveChannel:
             self._buffer.append(item)
         self._arrived.set()
 
-    async def _subscribe(self) -> Connection:
+    async def _subscribe(self) -> _Subscription:
         connection: Connection = self._pool.make_connection()
         try:
             await cast(Any, connection).connect()
-            await connection.send_command("SUBSCRIBE", self.channel)
-            await connection.read_response()
+            subscription = _Subscription(connection, self._put)
+            subscription.send(("SUBSCRIBE", self.channel))
+            await subscription.confirmed
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return connection
+        return subscription
 
     async def _read_for_ever(self) -> None:
         try:
             while True:
-                with contextlib.suppress(RedisError, OSError):
-                    await self._read(self._connection)
-                await self._connection.disconnect(nowait=True)
-                self._connection = await self._reconnect()
+                await self._watch(self._subscription)
+                await self._subscription.aclose()
+                self._subscription = await self._reconnect()
                 self._put(GAP)
         finally:
             self._arrived.set()
 
-    async def _reconnect(self) -> Connection:
+    async def _reconnect(self) -> _Subscription:
         backoff = Backoff()
         while True:
             await backoff.sleep()
@@ -131,20 +133,45 @@ class LiveChannel:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._subscribe()
 
-    async def _read(self, connection: Connection) -> None:
+    async def _watch(self, subscription: _Subscription) -> None:
         """Until the connection fails. Silence is probed: a peer that vanished without a word says nothing."""
-        pinged = False
+        loop = asyncio.get_running_loop()
+        pinged_at = float("-inf")
         while True:
-            reply = await connection.read_response(timeout=self._ping_interval_s)
-            if reply is None:
-                if pinged:
-                    return
-                await connection.send_command("PING", check_health=False)
-                pinged = True
+            await asyncio.wait([subscription.over], timeout=self._ping_interval_s)
+            if subscription.is_broken:
+                return
+            if loop.time() - subscription.heard_at < self._ping_interval_s:
                 continue
-            pinged = False
-            if reply[0] == b"message":
-                self._put(_decode(reply[2]))
+            if subscription.heard_at < pinged_at:
+                return
+            pinged_at = loop.time()
+            subscription.send(("PING",))
+
+
+class _Subscription(Line):
+    """Puts what is published the moment it is read."""
+
+    def __init__(self, connection: Connection, put: Callable[[list[Chunk] | Gap], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._put = put
+        self.confirmed: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
+        super().__init__(connection)
+
+    def heard(self, reply: Any) -> None:
+        if isinstance(reply, RedisError):  # it may not subscribe
+            self.give_up(reply)
+        elif reply[0] == b"message":
+            self._put(_decode(reply[2]))
+        elif reply[0] == b"subscribe" and not self.confirmed.done():
+            self.confirmed.set_result(None)
+
+    def ended(self, error: RedisError) -> None:
+        self.over.set_result(None)
+        if not self.confirmed.done():
+            self.confirmed.set_exception(error)
+            self.confirmed.exception()  # seen: who waits for it hears it, and may have left
 
 
 def _decode(message: bytes) -> list[Chunk] | Gap:

@@ -8,20 +8,18 @@ server would hold up all others, and has a connection to itself.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from hiredis import pack_command
 from redis.asyncio import Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-_PACK: Final[Any] = pack_command
-"""By hiredis, as redis-py's synchronous client does it: a tenth of the time that its asynchronous one takes."""
+from engine_worker.broker.line import Line
+
 _ATTEMPTS: Final = 2
 """A connection that turns out to be dead (the server restarted) is replaced once: every script may be repeated."""
 
@@ -49,8 +47,8 @@ class SharedConnection:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
-        self._line: _Line | None = None
-        self._connecting: asyncio.Task[_Line] | None = None
+        self._line: _Calls | None = None
+        self._connecting: asyncio.Task[_Calls] | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: str | bytes | int) -> Any:
         return await self._call("EVALSHA", sha, numkeys, *keys_and_args)
@@ -94,14 +92,14 @@ class SharedConnection:
                     line.give_up(RedisConnectionError("another call was not answered in time"))
                 raise
 
-    async def _connected(self) -> _Line:
+    async def _connected(self) -> _Calls:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(), name="shared-connect")
             self._connecting.add_done_callback(_seen)
         # Shielded: a caller that leaves must not stop it for the others.
         return await asyncio.shield(self._connecting)
 
-    async def _connect(self) -> _Line:
+    async def _connect(self) -> _Calls:
         try:
             if self._line is not None:
                 await self._line.aclose()
@@ -112,7 +110,7 @@ class SharedConnection:
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
-            self._line = _Line(connection)
+            self._line = _Calls(connection)
             return self._line
         except (OSError, TimeoutError) as error:
             raise RedisConnectionError(f"can't connect: {error}") from error
@@ -120,82 +118,43 @@ class SharedConnection:
             self._connecting = None
 
 
-def _seen(task: asyncio.Task[_Line]) -> None:
+def _seen(task: asyncio.Task[_Calls]) -> None:
     # Who waits for it hears the failure; all of them may have left.
     if not task.cancelled():
         task.exception()
 
 
-class _Line:
-    """A connection, what was sent over it, and whoever waits for the replies."""
+class _Calls(Line):
+    """Whoever waits for replies, in the order in which they asked."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._outgoing: list[bytes] = []
         self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._has_work = asyncio.Event()
-        self.is_broken = False
-        self.heard_at = asyncio.get_running_loop().time()
-        self._tasks = (
-            asyncio.create_task(self._write(), name="shared-write"),
-            asyncio.create_task(self._read(), name="shared-read"),
-        )
+        super().__init__(connection)
 
-    async def call(self, command: tuple[str | bytes | float, ...]) -> Any:
+    def call(self, command: tuple[str | bytes | float, ...]) -> asyncio.Future[Any]:
         if self.is_broken:
             raise RedisConnectionError("the connection was lost")
-        reply = asyncio.get_running_loop().create_future()
-        self._outgoing.append(_PACK(command))
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.send(command)
         self._waiting.append(reply)
-        self._has_work.set()
-        return await reply
+        return reply
 
-    def give_up(self, error: RedisError) -> None:
-        """Nothing more comes of it: everybody who waits hears `error`."""
-        self.is_broken = True
-        while self._waiting:
-            if not (reply := self._waiting.popleft()).done():
-                reply.set_exception(error)
-                reply.exception()  # seen: whoever waits hears it, and may have left in this very turn
-        for task in self._tasks:
-            task.cancel()
-
-    async def aclose(self) -> None:
-        self.give_up(RedisConnectionError("closed"))
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._connection.disconnect(nowait=True)
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._has_work.wait()
-                self._has_work.clear()
-                outgoing, self._outgoing = self._outgoing, []
-                await self._connection.send_packed_command(outgoing, check_health=False)
-        except (RedisError, OSError) as error:
-            self._lost(error)
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                try:
-                    reply = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
-                except ResponseError as error:
-                    self._answer(error=error)
-                else:
-                    self._answer(reply)
-        except (RedisError, OSError) as error:
-            self._lost(error)
-
-    def _answer(self, reply: Any = None, *, error: ResponseError | None = None) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+    def heard(self, reply: Any) -> None:
         waiting = self._waiting.popleft()
         if waiting.done():
             return  # its caller has left
-        if error is None:
-            waiting.set_result(reply)
+        if isinstance(reply, RedisError):
+            waiting.set_exception(reply)
         else:
-            waiting.set_exception(error)
+            waiting.set_result(reply)
 
-    def _lost(self, error: Exception) -> None:
-        self.give_up(RedisConnectionError(f"the connection was lost: {error}"))
+    def ended(self, error: RedisError) -> None:
+        """Everybody who waits hears it."""
+        while self._waiting:
+            if not (reply := self._waiting.popleft()).done():
+                reply.set_exception(error if isinstance(error, RedisConnectionError) else _lost(error))
+                reply.exception()  # seen: whoever waits hears it, and may have left in this very turn
+
+
+def _lost(error: Exception) -> RedisConnectionError:
+    return RedisConnectionError(f"the connection was lost: {error}")

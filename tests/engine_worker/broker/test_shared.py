@@ -30,16 +30,25 @@ async def echo(shared: SharedConnection, number: int) -> int:
 async def test_many_at_once_each_get_their_own_in_one_write(shared, monkeypatch):
     await echo(shared, 0)
     line = shared._line
-    writes = []
-    send = line._connection.send_packed_command
-
-    async def counted(commands, **options):
-        writes.append(len(commands))
-        await send(commands, **options)
-
-    monkeypatch.setattr(line._connection, "send_packed_command", counted)
+    writes = Writes(line._transport)
+    monkeypatch.setattr(line, "_transport", writes)
     assert await asyncio.gather(*(echo(shared, number) for number in range(100))) == list(range(100))
-    assert len(writes) == 1
+    assert writes.number == 1
+
+
+class Writes:
+    """A transport, and how often it was written to."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.number = 0
+
+    def write(self, data: bytes) -> None:
+        self.number += 1
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
 
 
 async def test_who_leaves_takes_nobody_with_them(shared):
@@ -87,7 +96,7 @@ async def test_no_answer_in_time_costs_the_connection():
     try:
         await echo(shared, 0)
         line = shared._line
-        line._tasks[1].cancel()  # deaf from now on
+        line._transport.pause_reading()  # deaf from now on
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await echo(shared, 1)
