@@ -1,9 +1,10 @@
 """The engine worker's double: the real worker, broker and outbox around an engine that computes nothing.
 
-    python -m benchmarks.gateway.double NAME MODEL_DIR STEP_S     (Redis from REDIS_URL)
+    python -m benchmarks.gateway.double NAME MODEL_DIR STEP_S DIMENSIONS     (Redis from REDIS_URL)
 
 Each step gives every request its next token, which holds streams open. With a step of 0 s all tokens of an answer are
 there at once, one by one, as the peers' upstream writes its chunks: what takes time then is the path, not the double.
+With DIMENSIONS above 0 it is an embedding model's double.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from struct import pack
 
 import structlog
 
@@ -37,8 +39,9 @@ class _Running:
 
 
 class InstantEngine:
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, dimensions: int) -> None:
         self._step_s = step_s
+        self._dimensions = dimensions
         self._running: dict[str, _Running] = {}
         self._work = asyncio.Event()
         self._steps = 0
@@ -78,6 +81,8 @@ class InstantEngine:
 
     def _advance(self, running: _Running) -> RequestOutput:
         request, seq = running.request, running.produced
+        if request.text_lengths:
+            return self._embedded(request)
         token_ids = [] if running.aborted else [_TOKEN]
         running.produced += len(token_ids)
         reason = running.aborted
@@ -98,6 +103,17 @@ class InstantEngine:
             finish=finish,
         )
 
+    def _embedded(self, request: EngineRequest) -> RequestOutput:
+        prompt = len(request.prompt_token_ids)
+        return RequestOutput(
+            request_id=request.request_id,
+            seq=0,
+            token_ids=[],
+            text="",
+            finish=Finish(reason=FinishReason.STOP, prompt_tokens=prompt, completion_tokens=0),
+            embedding=pack("<f", 0.01) * (self._dimensions * len(request.text_lengths)),
+        )
+
     def stats(self) -> EngineStats:
         running = len(self._running)
         return EngineStats(
@@ -116,13 +132,13 @@ class InstantEngine:
 
 
 def main() -> int:
-    name, directory, step_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    name, directory, step_s, dimensions = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     configure_logging()
     # Two lines a request would be written to nobody.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     return run_worker(
-        InstantEngine(step_s),
-        lambda: read_model_card(name, directory, context_length=8192, dtype="float32"),
+        InstantEngine(step_s, dimensions),
+        lambda: read_model_card(name, directory, context_length=8192, dtype="float32", dimensions=dimensions),
         WorkerConfig(model=name, redis_url=os.environ["REDIS_URL"], canary_s=3600),
     )
 

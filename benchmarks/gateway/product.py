@@ -70,8 +70,16 @@ class Product:
         self.until(lambda: answers(port), "the floor to answer")
         return port
 
-    def start_double(self, name: str, model_dir: Path, step_s: float) -> None:
-        self.start(name, "-m", "benchmarks.gateway.double", name, str(model_dir), str(step_s))
+    def start_probed(self) -> int:
+        """The gateway, and the port at which it tells how long its loop was held (`GET /probe`)."""
+        port = free_port()
+        self.start("gateway", "-m", "benchmarks.gateway.probed", str(port))
+        self.until(lambda: answers(port, "/v1/quota", key=self.key, status=200), "the gateway to answer")
+        return port
+
+    def start_double(self, name: str, model_dir: Path, step_s: float, dimensions: int = 0) -> None:
+        double = ("-m", "benchmarks.gateway.double", name, str(model_dir), str(step_s), str(dimensions))
+        self.start(name, *double)
         with redis.Redis.from_url(self.env["REDIS_URL"]) as server:
             card = keys.model_prefix(name) + "card"
             self.until(lambda: server.exists(card) == 1, f"the double of {name}")
