@@ -8,45 +8,27 @@ and an attempt that takes over another's tokens goes on where its text stopped. 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from transformers import AutoConfig
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.admission import Admission
-from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest, UnsupportedModel
+from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest
 from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.sequence import Sequence
 from engine_worker.engine.types import EngineRequest, EngineStats, StepOutputs
 from engine_worker.protocol import EngineError, FinishReason, PositionLogprobs, TokenLogprob
 from engine_worker.runner.model_loader import read_vocabulary
+from engine_worker.vllm_source import AsyncLLMSource, TokenSource
 
 log = structlog.get_logger(__name__)
-
-
-class TokenSource(Protocol):
-    """What this module needs of vLLM."""
-
-    @property
-    def is_dead(self) -> bool: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    def generate(self, sequence: Sequence) -> AsyncGenerator[Any, None]:
-        """vLLM's `RequestOutput`s with what is new in each. Closing the iterator aborts the request."""
-
-    def shutdown(self) -> None: ...
 
 
 class VLLMEngine:
@@ -261,81 +243,3 @@ def _position(token_id: int, found: Mapping[int, Any], top: int) -> PositionLogp
         tuple(TokenLogprob(each, value.logprob) for each, value in likeliest),
         found[token_id].rank,
     )
-
-
-class AsyncLLMSource:
-    """vLLM's AsyncLLM (https://docs.vllm.ai, `vllm.v1.engine.async_llm`)."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        try:
-            import vllm
-            from vllm.sampling_params import RequestOutputKind
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise UnsupportedModel(f"backend vllm needs vLLM, which can't be imported: {error}") from error
-        self._vllm, self._delta = vllm, RequestOutputKind.DELTA
-        self._uses_cache = config.prefix_cache
-        fields = {
-            "model": str(config.model_dir),
-            "dtype": "float32" if config.precision == "fp32" else "auto",
-            "max_model_len": config.max_model_len,
-            "max_num_seqs": config.max_num_seqs,
-            "enable_prefix_caching": config.prefix_cache,
-            "scheduling_policy": "priority",
-            "generation_config": "vllm",  # no defaults of the model's: the gateway has set every field
-            "disable_log_stats": True,
-            "enable_log_requests": False,
-            **config.vllm_fields(),
-        }
-        if unknown := fields.keys() - {field.name for field in dataclasses.fields(vllm.AsyncEngineArgs)}:
-            raise UnsupportedModel(f"vllm_args: this vLLM has no {', '.join(sorted(unknown))}")
-        self._llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**fields))
-
-    @property
-    def is_dead(self) -> bool:
-        return bool(self._llm.errored)
-
-    @property
-    def max_model_len(self) -> int:
-        return int(self._llm.vllm_config.model_config.max_model_len)
-
-    @property
-    def num_blocks(self) -> int:
-        return int(self._llm.vllm_config.cache_config.num_gpu_blocks or 0)
-
-    def generate(self, sequence: Sequence) -> AsyncGenerator[Any, None]:
-        prompt: dict[str, Any] = {"prompt_token_ids": list(sequence.token_ids)}
-        if self._uses_cache and sequence.request.cache_salt:
-            prompt["cache_salt"] = sequence.request.cache_salt
-        stream: AsyncGenerator[Any, None] = self._llm.generate(
-            prompt, self._params(sequence), str(sequence.uid), priority=sequence.rank
-        )
-        return stream
-
-    def _params(self, sequence: Sequence) -> Any:
-        given = sequence.sampling
-        left = max(1, sequence.max_tokens - sequence.num_output)
-        return self._vllm.SamplingParams(
-            temperature=given.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            min_p=given.min_p,
-            repetition_penalty=given.repetition_penalty,
-            frequency_penalty=given.frequency_penalty,
-            presence_penalty=given.presence_penalty,
-            logit_bias=dict(given.logit_bias) or None,
-            bad_words=list(given.bad_words),
-            seed=given.seed,
-            max_tokens=left,
-            min_tokens=min(left, max(0, given.min_tokens - sequence.num_output)),
-            # All that may end it, so that vLLM keeps them out before min_tokens.
-            stop_token_ids=sorted(sequence.stop_ids),
-            ignore_eos=True,
-            logprobs=given.logprobs,
-            prompt_logprobs=given.prompt_logprobs if sequence.scored is not None else None,
-            detokenize=False,
-            output_kind=self._delta,
-        )
-
-    def shutdown(self) -> None:
-        self._llm.shutdown()

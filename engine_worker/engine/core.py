@@ -23,7 +23,8 @@ from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.executor import Result
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.pace import Pace
-from engine_worker.engine.scheduler import Scheduled, Scheduler
+from engine_worker.engine.scheduled import Scheduled
+from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.engine.types import EngineStats, RequestOutput
 from engine_worker.protocol import EngineError, FinishReason

@@ -13,7 +13,7 @@ from engine_worker.engine.errors import EngineDead
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.row import Ahead, Row
 from engine_worker.engine.sampler import Sampled, Sampler
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.sequence import Sequence
 from engine_worker.engine.swap import Move
 from engine_worker.protocol import PositionLogprobs

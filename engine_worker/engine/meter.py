@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 
 from engine_worker.engine.measurements import Measurements
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.sequence import Sequence
 
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 
-from engine_worker.engine.scheduler import Scheduled, Scheduler
+from engine_worker.engine.scheduled import Scheduled
+from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.sequence import Sequence
 from engine_worker.engine.slo import LatencyController
 from engine_worker.protocol import Rung

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine_worker.attention.interface import KVShape, zeroed
 from engine_worker.config import EngineConfig
 from engine_worker.engine.errors import UnsupportedModel
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.swap import Move
 from engine_worker.runner import group
 from engine_worker.runner.decoder import Decoder, cache_dtype, make_decoder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_worker.attention.interface import Segment
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.sequence import Choice
 
 

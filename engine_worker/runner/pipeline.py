@@ -18,7 +18,7 @@ from engine_worker.engine.executor import Executor, Result, StepAbandoned, rows_
 from engine_worker.engine.meter import Meter
 from engine_worker.engine.row import Row
 from engine_worker.engine.sampler import Sampled, Sampler
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.sequence import Choice
 from engine_worker.engine.swap import Move
 from engine_worker.runner.decode_numbers import KNOWN

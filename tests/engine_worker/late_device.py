@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from engine_worker.engine.executor import Result, StepAbandoned
 from engine_worker.engine.sampler import Sampled
-from engine_worker.engine.scheduler import Scheduled
+from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.swap import Move
 
 LETTERS = 5

@@ -9,7 +9,8 @@ from engine_worker.engine.block_pool import BlockPool
 from engine_worker.engine.detokenizer import Detokenizer
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys, root_key
-from engine_worker.engine.scheduler import Scheduled, Scheduler
+from engine_worker.engine.scheduled import Scheduled
+from engine_worker.engine.scheduler import Scheduler
 from engine_worker.engine.sequence import Sequence, Status
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import request
