@@ -151,6 +151,10 @@ def bench(rows: int, keys: int, members: int) -> dict[str, object]:
     for way in ("model", "project", "key"):
         asked[f"usage, by {way}"] = (of_owner, f"{path_of('usage', ids)}?by={way}")
     asked["usage, by key, 90 days"] = (of_owner, f"{path_of('usage', ids)}?days=90&by=key")
+    asked["usage, by key, 90 days, of a model"] = (
+        of_owner,
+        f"{path_of('usage', ids)}?days=90&by=key&model=small",
+    )
     asked["usage, of a key"] = (of_owner, f"{path_of('usage', ids)}?days=90&key={ids['key_id']}")
     asked["usage, of a project"] = (of_owner, f"{path_of('usage', ids)}?days=90&project={ids['project_id']}")
     asked["requests, of a rare key"] = (

@@ -13,8 +13,8 @@ from django.db.models import Count, F, QuerySet, Sum, Window
 
 from inference.reports import Dimension
 from inference.request_log import Wanted
-from inference.rollups import days_of
-from inference.selectors import COST, FAILED, DayOfModel, today_of, total
+from inference.rollups import days_of, days_of_keys, failed_in
+from inference.selectors import COST, DayOfModel, today_of, total
 from tenants.models import Tenant
 from tenants.selectors import api_key_names, project_names
 
@@ -95,7 +95,7 @@ def ranking(
         rows.values(column)
         .annotate(
             all_requests=Sum("requests"),
-            failed=Sum("requests", filter=FAILED, default=0),
+            all_failed=failed_in(rows),
             prompt=Sum("prompt_tokens"),
             completion=Sum("completion_tokens"),
             cost=Sum(COST),
@@ -112,7 +112,7 @@ def ranking(
             value="" if row[column] is None else str(row[column]),
             name=names[row[column]],
             requests=int(row["all_requests"]),
-            failed=int(row["failed"]),
+            failed=int(row["all_failed"]),
             prompt_tokens=int(row["prompt"]),
             completion_tokens=int(row["completion"]),
             cost_microusd=int(row["cost"]),
@@ -127,8 +127,9 @@ def ranking(
 def _narrowed(
     tenant: Tenant, by: Dimension, *, days: int, wanted: Wanted, now: datetime | None
 ) -> QuerySet[Any]:
-    columns = {COLUMNS[by]} | ({"key_public_id"} if wanted.key or wanted.project else set())
-    rows = days_of(tenant.pk, columns).filter(day__gte=today_of(tenant, now) - timedelta(days=days - 1))
+    of_keys = by is not Dimension.MODEL or wanted.key or wanted.project
+    every = days_of_keys(tenant.pk) if of_keys else days_of(tenant.pk)
+    rows = every.filter(day__gte=today_of(tenant, now) - timedelta(days=days - 1))
     if wanted.model:
         rows = rows.filter(model=wanted.model)
     if wanted.key:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet, Sum
 
-from inference.models import UsageDay, UsageDayTotal, UsageHour, UsageHourTotal
+from inference.models import UsageDay, UsageDayOfKey, UsageDayTotal, UsageHour, UsageHourTotal
 
+FAILED: Final = Q(finish_reason__in=("error", "deadline"))
 _OF_KEYS: Final = frozenset({"project_public_id", "key_public_id"})
 
 
@@ -24,3 +25,15 @@ def hours_of(tenant_id: int, columns: Collection[str] = ()) -> QuerySet[Any]:
     by_key = not _OF_KEYS.isdisjoint(columns)
     hours: QuerySet[Any] = (UsageHour if by_key else UsageHourTotal).objects.filter(tenant_id=tenant_id)
     return hours
+
+
+def days_of_keys(tenant_id: int) -> QuerySet[Any]:
+    """As `days_of`, for what asks for keys or projects, and for neither tier nor finish reason."""
+    return UsageDayOfKey.objects.filter(tenant_id=tenant_id)
+
+
+def failed_in(rows: QuerySet[Any]) -> Sum:
+    """Annotation: how many requests of these sums ended by an error or at their deadline."""
+    if rows.model is UsageDayOfKey:
+        return Sum("failed", default=0)
+    return Sum("requests", filter=FAILED, default=0)

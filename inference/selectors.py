@@ -12,7 +12,7 @@ from django.db.models import Aggregate, F, Q, Sum
 from django.utils import timezone
 
 from inference.models import Alert, UsageRecord, bounds, histogram_sums, percentiles_ms
-from inference.rollups import days_of
+from inference.rollups import days_of, days_of_keys, failed_in
 from tenants.models import Tenant
 
 
@@ -47,7 +47,6 @@ class DayOfModel:
 
 
 COST = F("cost_microusd") + F("adjustment_microusd")
-FAILED = Q(finish_reason__in=("error", "deadline"))
 
 
 def today_of(tenant: Tenant, now: datetime | None = None) -> date:
@@ -100,9 +99,7 @@ class Health:
 def month_health(tenant: Tenant, now: datetime | None = None) -> Health:
     """Two queries, of roll-ups."""
     this_month = days_of(tenant.pk).filter(day__gte=today_of(tenant, now).replace(day=1))
-    counts = this_month.aggregate(
-        every=Sum("requests", default=0), failed=Sum("requests", filter=FAILED, default=0), **bounds()
-    )
+    counts = this_month.aggregate(every=Sum("requests", default=0), failed=failed_in(this_month), **bounds())
     ttft = histogram_sums([counts])["sum_ttft"]
     histogram = ttft.histogram(this_month.aggregate(counts=ttft)["counts"])
     p50, p95 = percentiles_ms(histogram, (0.5, 0.95))
@@ -131,13 +128,13 @@ def usage_by_day_and_model(
         narrowed &= Q(key_public_id=key)
     if project:
         narrowed &= Q(project_public_id=project)
+    days_kept = days_of_keys(tenant.pk) if key or project else days_of(tenant.pk)
     rows = (
-        days_of(tenant.pk, ["key_public_id"] if key or project else [])
-        .filter(narrowed)
+        days_kept.filter(narrowed)
         .values("day", "model")
         .annotate(
             all_requests=Sum("requests"),
-            failed=Sum("requests", filter=FAILED, default=0),
+            all_failed=failed_in(days_kept),
             prompt=Sum("prompt_tokens"),
             completion=Sum("completion_tokens"),
             cost=Sum(COST),
@@ -148,7 +145,7 @@ def usage_by_day_and_model(
             day=row["day"],
             model=row["model"],
             requests=int(row["all_requests"]),
-            failed=int(row["failed"]),
+            failed=int(row["all_failed"]),
             prompt_tokens=int(row["prompt"]),
             completion_tokens=int(row["completion"]),
             cost_microusd=int(row["cost"]),
@@ -162,7 +159,7 @@ def month_by_project(tenant: Tenant, now: datetime | None = None) -> dict[UUID |
     """What each project used this month, by its public id; None: what belongs to none."""
     first = today_of(tenant, now).replace(day=1)
     rows = (
-        days_of(tenant.pk, ["project_public_id"])
+        days_of_keys(tenant.pk)
         .filter(day__gte=first)
         .values("project_public_id")
         .annotate(**_sums("month"))

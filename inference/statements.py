@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db.models import Sum
 
 from inference.models import UsageAdjustment
-from inference.rollups import days_of
+from inference.rollups import days_of_keys
 from tenants.models import Project, Tenant
 
 
@@ -62,7 +62,7 @@ def statement_of(tenant: Tenant, month: date) -> Statement:
     last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
     # Adjustments are told one by one: their roll-up rows, which hold no request, would only be empty lines.
     rows = (
-        days_of(tenant.pk, ["project_public_id"])
+        days_of_keys(tenant.pk)
         .filter(requests__gt=0, day__gte=first, day__lte=last)
         .order_by()
         .values("project_public_id", "model")

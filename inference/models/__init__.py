@@ -14,7 +14,7 @@ from inference.models.histogram import (
 from inference.models.idempotency import IdempotentRequest
 from inference.models.operation import Announcement, Maintenance, ModelSetting
 from inference.models.response import StoredResponse
-from inference.models.rollup import UsageDay, UsageDayTotal, UsageHour, UsageHourTotal
+from inference.models.rollup import UsageDay, UsageDayOfKey, UsageDayTotal, UsageHour, UsageHourTotal
 from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
 from inference.models.webhook import DeliveryState, WebhookDelivery, WebhookEndpoint
 
@@ -43,6 +43,7 @@ __all__ = [
     "StoredResponse",
     "UsageAdjustment",
     "UsageDay",
+    "UsageDayOfKey",
     "UsageDayTotal",
     "UsageExport",
     "UsageHour",

@@ -1,7 +1,8 @@
 """The ledger's sums by hour and by day, and beside them its latencies as histograms: what reports read.
 
 Kept twice: by project and key, and in total. A thousand busy keys make a thousand times as many rows, and most reports
-ask for none of them. `inference/rollups.py` chooses.
+ask for none of them. And days a third time, by project, key and model alone: who used most. `inference/rollups.py`
+chooses.
 
 Written by triggers on the ledger and its adjustments alone, in the transaction that adds their rows:
 ledger and roll-ups can't disagree, whoever writes (`manage.py reconcile` proves it). A day is the tenant's
@@ -17,18 +18,24 @@ from tenants.models import Tenant
 from tenants.scope import TenantScopedManager
 
 
-class _Sums(models.Model):
+class _Counts(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)
-    model = models.CharField(max_length=200)
-    tier = models.CharField(max_length=32)
-    finish_reason = models.CharField(max_length=32)
-    """Empty for adjustments."""
     requests = models.BigIntegerField(default=0)
     prompt_tokens = models.BigIntegerField(default=0)
     cached_tokens = models.BigIntegerField(default=0)
     completion_tokens = models.BigIntegerField(default=0)
     cost_microusd = models.BigIntegerField(default=0)
     adjustment_microusd = models.BigIntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+
+class _Sums(_Counts):
+    model = models.CharField(max_length=200)
+    tier = models.CharField(max_length=32)
+    finish_reason = models.CharField(max_length=32)
+    """Empty for adjustments."""
     ttft = HistogramField(default=dict)
     """From acceptance to the first token, of every request that had one."""
     total = HistogramField(default=dict)
@@ -126,6 +133,41 @@ class UsageDayTotal(_Sums):
         constraints = [
             # As for hours by key.
             models.UniqueConstraint(fields=["tenant", "day", *_TOTAL], name="usage_day_total_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.requests} requests"
+
+
+class UsageDayOfKey(_Counts):
+    """A day of a key and a model, whatever the tier and end: half the rows of `UsageDay`, and short ones."""
+
+    day = models.DateField()
+    project_public_id = models.UUIDField(null=True)
+    key_public_id = models.UUIDField(null=True)
+    model = models.CharField(max_length=200)
+    failed = models.BigIntegerField(default=0)
+    """Of the requests, those that ended by an error or at their deadline."""
+
+    unscoped = models.Manager()
+    objects = TenantScopedManager()
+
+    class Meta:
+        default_manager_name = "unscoped"
+        base_manager_name = "unscoped"
+        constraints = [
+            # As for the other days.
+            models.UniqueConstraint(
+                fields=["tenant", "day", "project_public_id", "key_public_id", "model"],
+                name="usage_day_of_key_once",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [
+            # What one key used, and the days of those that used most.
+            models.Index(fields=["tenant", "key_public_id", "day"], name="usage_day_of_key_by_key"),
+            # What one project used.
+            models.Index(fields=["tenant", "project_public_id", "day"], name="usage_day_of_key_by_project"),
         ]
 
     def __str__(self) -> str:

@@ -37,8 +37,33 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a roll-up keeps beside the sums that all of them have."""
+
+    columns: str
+    counted: str
+    """Of rows of the ledger."""
+    nothing: str
+    """Of adjustments."""
+    failed: str
+    """How many requests of one of its rows failed."""
+
+
+_FAILED: Final = "finish_reason IN ('error', 'deadline')"
+LATENCIES: Final = Beside(
+    "ttft, total",
+    """inference_histogram(inference_latency_bucket(first_token_at - created_at)),
+       inference_histogram(inference_latency_bucket(finished_at - created_at))
+           FILTER (WHERE finish_reason IN ('stop', 'length'))""",
+    "'{}', '{}'",
+    failed=f"CASE WHEN {_FAILED} THEN requests ELSE 0 END",
+)
+FAILURES: Final = Beside("failed", f"count(*) FILTER (WHERE {_FAILED})", "0", failed="failed")
+
+
+@dataclass(frozen=True, slots=True)
 class RollUp:
-    """A table of sums, and how its rows follow from the ledger's: by tenant, time, `by` and finish reason."""
+    """A table of sums, and how its rows follow from the ledger's: by tenant, time and `by`."""
 
     name: str
     table: str
@@ -46,13 +71,23 @@ class RollUp:
     value: str
     """`time`, of a row of the ledger."""
     by: str
+    beside: Beside = LATENCIES
 
     def in_sql(self, text: str, **more: str) -> str:
-        return text.format(table=self.table, time=self.time, value=self.value, by=self.by, **more)
+        """`adjusted_by`: `by` of an adjustment, which no request's end belongs to."""
+        own = {name: getattr(self, name) for name in ("table", "time", "value", "by")}
+        beside = {name: getattr(self.beside, name) for name in ("columns", "counted", "nothing", "failed")}
+        without_end = self.by.removesuffix(_END)
+        adjusted_by = without_end if without_end == self.by else f"{without_end}, ''"
+        return text.format(
+            **own, **beside, adjusted_by=adjusted_by, without_end=without_end, is_failed=_FAILED, **more
+        )
 
 
-_BY_KEY: Final = "project_public_id, key_public_id, model, tier"
-_TOTAL: Final = "model, tier"
+_END: Final = ", finish_reason"
+_BY_KEY_ALONE: Final = "project_public_id, key_public_id, model"
+_BY_KEY: Final = f"{_BY_KEY_ALONE}, tier{_END}"
+_TOTAL: Final = f"model, tier{_END}"
 _OF_HOUR: Final = ("starts_at", "date_trunc('hour', created_at, 'UTC')")
 _OF_DAY: Final = ("day", "day")
 HOURS: Final = (
@@ -62,28 +97,31 @@ HOURS: Final = (
 DAYS: Final = (
     RollUp("days", "inference_usageday", *_OF_DAY, _BY_KEY),
     RollUp("days in total", "inference_usagedaytotal", *_OF_DAY, _TOTAL),
+    RollUp("days of keys", "inference_usagedayofkey", *_OF_DAY, _BY_KEY_ALONE, FAILURES),
 )
 
-_SUMS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "adjustments")
+_SUMS: Final = (
+    "requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "adjustments",
+)  # fmt: skip
 
 # Both sides in one list, the ledger's negated: what does not add up to nothing differs. One statement
 # sees one moment, so writers need not stop.
 _COMPARE: Final = """
-SELECT concat_ws(' ', tenant.slug, at, {by}, finish_reason), {totals}
+SELECT concat_ws(' ', tenant.slug, at, {by}), {totals}
 FROM (
-    SELECT tenant_id, {value} AS at, {by}, finish_reason, -count(*) AS requests,
+    SELECT tenant_id, {value} AS at, {by}, -count(*) AS requests, -count(*) FILTER (WHERE {is_failed}) AS failed,
            -sum(prompt_tokens) AS prompt_tokens, -sum(cached_tokens) AS cached_tokens,
            -sum(completion_tokens) AS completion_tokens, -sum(cost_microusd) AS cost, 0 AS adjustments
-    FROM inference_usagerecord WHERE {value} >= %(since)s GROUP BY tenant_id, at, {by}, finish_reason
+    FROM inference_usagerecord WHERE {value} >= %(since)s GROUP BY tenant_id, at, {by}
     UNION ALL
-    SELECT tenant_id, {value} AS at, {by}, '', 0, 0, 0, 0, 0, -sum(cost_microusd)
-    FROM inference_usageadjustment WHERE {value} >= %(since)s GROUP BY tenant_id, at, {by}
+    SELECT tenant_id, {value} AS at, {adjusted_by}, 0, 0, 0, 0, 0, 0, -sum(cost_microusd)
+    FROM inference_usageadjustment WHERE {value} >= %(since)s GROUP BY tenant_id, at, {without_end}
     UNION ALL
-    SELECT tenant_id, {time}, {by}, finish_reason, requests, prompt_tokens, cached_tokens, completion_tokens,
+    SELECT tenant_id, {time}, {by}, requests, {failed}, prompt_tokens, cached_tokens, completion_tokens,
            cost_microusd, adjustment_microusd
     FROM {table} WHERE {time} >= %(since)s
 ) AS sides JOIN tenants_tenant AS tenant ON tenant.id = tenant_id
-GROUP BY tenant.slug, at, {by}, finish_reason
+GROUP BY tenant.slug, at, {by}
 HAVING {differs}
 ORDER BY 1 LIMIT %(limit)s
 """
@@ -94,27 +132,27 @@ SELECT request_id, sum(side) FROM (
 ) AS sides GROUP BY request_id HAVING sum(side) <> 0 ORDER BY 1 LIMIT %(limit)s
 """
 # As above, for each bucket of each histogram.
-_LATENCIES: Final = """
+_BUCKETS: Final = """
 WITH seen AS (
-    SELECT tenant_id, {value} AS at, {by}, finish_reason, inference_latency_bucket(first_token_at - created_at) AS ttft,
+    SELECT tenant_id, {value} AS at, {by}, inference_latency_bucket(first_token_at - created_at) AS ttft,
            inference_latency_bucket(finished_at - created_at) AS total
     FROM inference_usagerecord WHERE {value} >= %(since)s
 ), kept AS (SELECT *, {time} AS at FROM {table} WHERE {time} >= %(since)s)
-SELECT concat_ws(' ', tenant.slug, at, {by}, finish_reason, metric, 'bucket ' || bucket), sum(requests)
+SELECT concat_ws(' ', tenant.slug, at, {by}, metric, 'bucket ' || bucket), sum(requests)
 FROM (
-    SELECT tenant_id, at, {by}, finish_reason, 'ttft' AS metric, ttft AS bucket, -count(*) AS requests
-    FROM seen WHERE ttft IS NOT NULL GROUP BY tenant_id, at, {by}, finish_reason, ttft
+    SELECT tenant_id, at, {by}, 'ttft' AS metric, ttft AS bucket, -count(*) AS requests
+    FROM seen WHERE ttft IS NOT NULL GROUP BY tenant_id, at, {by}, ttft
     UNION ALL
-    SELECT tenant_id, at, {by}, finish_reason, 'total', total, -count(*)
-    FROM seen WHERE finish_reason IN ('stop', 'length') GROUP BY tenant_id, at, {by}, finish_reason, total
+    SELECT tenant_id, at, {by}, 'total', total, -count(*)
+    FROM seen WHERE finish_reason IN ('stop', 'length') GROUP BY tenant_id, at, {by}, total
     UNION ALL
-    SELECT tenant_id, at, {by}, finish_reason, 'ttft', bucket, coalesce(ttft[bucket], 0)
+    SELECT tenant_id, at, {by}, 'ttft', bucket, coalesce(ttft[bucket], 0)
     FROM kept, generate_subscripts(ttft, 1) AS bucket
     UNION ALL
-    SELECT tenant_id, at, {by}, finish_reason, 'total', bucket, coalesce(total[bucket], 0)
+    SELECT tenant_id, at, {by}, 'total', bucket, coalesce(total[bucket], 0)
     FROM kept, generate_subscripts(total, 1) AS bucket
 ) AS sides JOIN tenants_tenant AS tenant ON tenant.id = tenant_id
-GROUP BY tenant.slug, at, {by}, finish_reason, metric, bucket HAVING sum(requests) <> 0 ORDER BY 1 LIMIT %(limit)s
+GROUP BY tenant.slug, at, {by}, metric, bucket HAVING sum(requests) <> 0 ORDER BY 1 LIMIT %(limit)s
 """
 
 
@@ -136,7 +174,8 @@ def ledger_differences() -> list[Difference]:
         for one in roll_ups:
             sums = one.in_sql(_COMPARE, totals=totals, differs=differs)
             found += _differences(one.name, sums, _SUMS, since)
-            found += _differences(f"latencies of {one.name}", one.in_sql(_LATENCIES), ("requests",), since)
+            if one.beside is LATENCIES:
+                found += _differences(f"latencies of {one.name}", one.in_sql(_BUCKETS), ("requests",), since)
     return found + _differences("recorded requests", _REQUESTS, ("requests",), None)
 
 

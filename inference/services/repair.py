@@ -19,24 +19,19 @@ log = structlog.get_logger(__name__)
 
 _SETTLED_S: Final = 2.0
 """What is on its way between ledger and counters is there after so long, or lost."""
-_SUMS: Final = (
-    "requests, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, adjustment_microusd, ttft, total"
-)  # fmt: skip
+_SUMS: Final = "requests, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, adjustment_microusd"
 _FORGET: Final = "DELETE FROM {table} WHERE {time} >= %s"
 _COUNT: Final = """
-INSERT INTO {table} (tenant_id, {time}, {by}, finish_reason, {sums})
-SELECT tenant_id, {value}, {by}, finish_reason, count(*), sum(prompt_tokens), sum(cached_tokens),
-       sum(completion_tokens), sum(cost_microusd), 0,
-       inference_histogram(inference_latency_bucket(first_token_at - created_at)),
-       inference_histogram(inference_latency_bucket(finished_at - created_at))
-           FILTER (WHERE finish_reason IN ('stop', 'length'))
-FROM inference_usagerecord WHERE {value} >= %s GROUP BY tenant_id, {value}, {by}, finish_reason
+INSERT INTO {table} (tenant_id, {time}, {by}, {sums}, {columns})
+SELECT tenant_id, {value}, {by}, count(*), sum(prompt_tokens), sum(cached_tokens),
+       sum(completion_tokens), sum(cost_microusd), 0, {counted}
+FROM inference_usagerecord WHERE {value} >= %s GROUP BY tenant_id, {value}, {by}
 """
 _ADJUST: Final = """
-INSERT INTO {table} AS kept (tenant_id, {time}, {by}, finish_reason, {sums})
-SELECT tenant_id, {value}, {by}, '', 0, 0, 0, 0, 0, sum(cost_microusd), '{{}}', '{{}}'
-FROM inference_usageadjustment WHERE {value} >= %s GROUP BY tenant_id, {value}, {by}
-ON CONFLICT (tenant_id, {time}, {by}, finish_reason) DO UPDATE SET adjustment_microusd = excluded.adjustment_microusd
+INSERT INTO {table} AS kept (tenant_id, {time}, {by}, {sums}, {columns})
+SELECT tenant_id, {value}, {adjusted_by}, 0, 0, 0, 0, 0, sum(cost_microusd), {nothing}
+FROM inference_usageadjustment WHERE {value} >= %s GROUP BY tenant_id, {value}, {without_end}
+ON CONFLICT (tenant_id, {time}, {by}) DO UPDATE SET adjustment_microusd = excluded.adjustment_microusd
 """
 _REQUESTS: Final = (
     "DELETE FROM inference_recordedrequest AS listed WHERE NOT EXISTS"

@@ -50,6 +50,16 @@ SELECT sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(completion_tok
        sum((SELECT sum(n) FROM unnest(total) AS n))
 FROM {}
 """
+OF_KEYS = """
+SELECT tenant_id, day, project_public_id, key_public_id, model, requests, prompt_tokens, cached_tokens,
+       completion_tokens, cost_microusd, adjustment_microusd, failed
+FROM inference_usagedayofkey ORDER BY 1, 2, 3, 4, 5
+"""
+DAYS_BY_KEY = """
+SELECT tenant_id, day, project_public_id, key_public_id, model, sum(requests), sum(prompt_tokens), sum(cached_tokens),
+       sum(completion_tokens), sum(cost_microusd), sum(adjustment_microusd)
+FROM inference_usageday GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+"""
 ONE_BY_ONE = """
 SELECT {time}, tenant_id, model, tier, finish_reason, metric, bucket, sum(n) FROM (
     SELECT *, 'ttft' AS metric, ttft[bucket] AS n FROM {table}, generate_subscripts(ttft, 1) AS bucket
@@ -63,7 +73,7 @@ GROUP BY {time}, tenant_id, model, tier, finish_reason, metric, bucket ORDER BY 
 @pytest.mark.timeout(300)
 @pytest.mark.django_db
 def test_sums_and_latencies_survive_their_migrations_with_rows_there(tmp_path: Path):
-    """From before latencies stood beside the sums (0014) and before there were totals (0015)."""
+    """From before latencies stood beside the sums (0014); then came totals (0015) and days of keys (0018)."""
     with a_database() as name:
         before = manage("migrate", "inference", "0013", database=name, var_dir=tmp_path)
         assert before.returncode == 0, before.stderr
@@ -88,6 +98,9 @@ def test_sums_and_latencies_survive_their_migrations_with_rows_there(tmp_path: P
                 sum(n % 7 > 0 for n in ids), sum(n % 5 < 3 for n in ids),
             )  # fmt: skip
             assert database.execute(SUMS.format("inference_usageday")).fetchone() == of_days
+            of_keys = database.execute(OF_KEYS).fetchall()
+            assert [row[:-1] for row in of_keys] == database.execute(DAYS_BY_KEY).fetchall()
+            assert sum(row[-1] for row in of_keys) == sum(n % 5 == 4 for n in ids)
             for width, time in (("hour", "starts_at"), ("day", "day")):
                 by_key, in_total = (
                     database.execute(

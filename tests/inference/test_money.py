@@ -23,6 +23,7 @@ from inference.models import (
     RecordedRequest,
     UsageAdjustment,
     UsageDay,
+    UsageDayOfKey,
     UsageDayTotal,
     UsageHour,
     UsageHourTotal,
@@ -234,7 +235,7 @@ def test_every_total_equals_the_ledger(events, credits):
             m=Sum("cost_microusd"),
         )
         assert rows.count() == len(batch)
-        for sums in (UsageHour, UsageDay, UsageHourTotal, UsageDayTotal):
+        for sums in (UsageHour, UsageDay, UsageDayOfKey, UsageHourTotal, UsageDayTotal):
             rolled = sums.objects.for_tenant(tenant).aggregate(
                 r=Sum("requests"), p=Sum("prompt_tokens"), c=Sum("completion_tokens"), k=Sum("cached_tokens"),
                 m=Sum("cost_microusd"),
@@ -257,13 +258,14 @@ def test_reconcile_says_where_the_books_differ(tenant):
     UsageHour.objects.for_tenant(tenant).delete()
     UsageHourTotal.objects.for_tenant(tenant).update(completion_tokens=0)
     UsageDayTotal.objects.for_tenant(tenant).update(finish_reason="length")
+    UsageDayOfKey.objects.for_tenant(tenant).update(failed=1, cached_tokens=F("cached_tokens") + 2)
     RecordedRequest.objects.create(request_id="ghost", created_at=timezone.now())
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE inference_usageday SET ttft = '{}', total[78] = 2 WHERE tenant_id = %s", [tenant.pk]
         )
     out = io.StringIO()
-    with pytest.raises(CommandError, match="14 differences"):
+    with pytest.raises(CommandError, match="15 differences"):
         call_command("reconcile", stdout=out)
     latency = f"latencies of days: {tenant.slug} 2026-06-01 tiny standard stop total"
     assert f"{latency} bucket 78: requests +2" in out.getvalue()
@@ -271,6 +273,7 @@ def test_reconcile_says_where_the_books_differ(tenant):
     assert "requests -1, prompt_tokens -10, completion_tokens -5" in out.getvalue()
     assert "hours in total" in out.getvalue()
     assert f"days in total: {tenant.slug} 2026-06-01 tiny standard length: requests +1" in out.getvalue()
+    assert f"days of keys: {tenant.slug} 2026-06-01 tiny: failed +1, cached_tokens +2" in out.getvalue()
     assert "recorded requests: ghost: requests +1" in out.getvalue()
     adjust_usage(actor=TEST, tenant=tenant, cost_microusd=-5, reason="Slow")
     out = io.StringIO()
@@ -278,6 +281,10 @@ def test_reconcile_says_where_the_books_differ(tenant):
     assert "agree" in out.getvalue()
     day = UsageDay.objects.for_tenant(tenant).get(finish_reason="stop")
     assert (day.requests, day.prompt_tokens, sum(day.ttft.values())) == (1, 10, 1)
+    of_keys = UsageDayOfKey.objects.for_tenant(tenant)
+    assert sorted(of_keys.values_list("requests", "failed", "cost_microusd", "adjustment_microusd")) == [
+        (0, 0, 0, -5), (1, 0, day.cost_microusd, 0),
+    ]  # fmt: skip
     assert (
         UsageHour.objects.for_tenant(tenant).count() == UsageHourTotal.objects.for_tenant(tenant).count() == 2
     )
