@@ -49,6 +49,7 @@ def as_json(conversation: Conversation, exchanges: Sequence[Exchange]) -> dict[s
     return {
         **as_summary(conversation),
         "created_at": conversation.created_at.isoformat(),
+        "settings": conversation.settings,
         "leaf": conversation.leaf_public_id and conversation.leaf_public_id.hex,
         "exchanges": [
             {
@@ -73,6 +74,8 @@ def as_markdown(conversation: Conversation, exchanges: Sequence[Exchange]) -> st
         path.append(step)
         step = by_id.get(step.parent_public_id) if step.parent_public_id else None
     parts = [f"# {conversation.title}", f"{conversation.created_at:%Y-%m-%d %H:%M} UTC"]
+    if system := (conversation.settings or {}).get("system"):
+        parts += ["## System prompt", system]
     for exchange in reversed(path):
         parts += ["## You", exchange.question, f"## {exchange.answer['model']}", exchange.answer["text"]]
     return "\n\n".join(parts) + "\n"

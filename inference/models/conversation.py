@@ -23,6 +23,8 @@ class Conversation(models.Model):
     title = models.CharField(max_length=120)
     leaf_public_id = models.UUIDField(null=True)
     """The end of the branch that was looked at last."""
+    settings = models.JSONField(null=True)
+    """Model, tier, system prompt and sampling, as they were set last; null before any were kept."""
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
 

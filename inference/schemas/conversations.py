@@ -44,6 +44,18 @@ class Answer(msgspec.Struct, kw_only=True):
     error: Failure | None = None
 
 
+class Settings(msgspec.Struct, kw_only=True):
+    """What is set beside the chat (templates/static/weir/chat/settings.js); other fields are dropped."""
+
+    model: _Name = ""
+    tier: _Name = ""
+    other: _Name = ""
+    """The model whose answers stand beside the first's."""
+    system: _Text = ""
+    params: Annotated[dict[Annotated[str, Meta(max_length=32)], int | float], Meta(max_length=16)] = {}
+    """Sampling, as the API names it."""
+
+
 class SaveExchange(msgspec.Struct, kw_only=True):
     question: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
     answer: Answer
@@ -53,11 +65,14 @@ class SaveExchange(msgspec.Struct, kw_only=True):
     """The end of the branch that is looked at; this exchange where none is named."""
     title: _Title = "New chat"
     """Of the conversation, where this is its first exchange."""
+    settings: Settings | None = None
+    """The conversation's from now on; None leaves them."""
 
 
 class ChangeConversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     title: _Title | UnsetType = UNSET
     leaf: UUID | UnsetType = UNSET
+    settings: Settings | UnsetType = UNSET
 
 
 def without_nul(value: Any) -> Any:

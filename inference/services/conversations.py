@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -39,11 +40,12 @@ def save_exchange(
                 "parent_public_id": saved.parent,
                 "pair": saved.pair,
                 "question": without_nul(saved.question),
-                "answer": without_nul(msgspec.to_builtins(saved.answer)),
+                "answer": _plain(saved.answer),
             },
         )
+        fields = {} if saved.settings is None else {"settings": _plain(saved.settings)}
         Conversation.objects.filter(tenant=tenant, pk=conversation.pk).update(
-            updated_at=timezone.now(), leaf_public_id=saved.leaf or exchange_id
+            updated_at=timezone.now(), leaf_public_id=saved.leaf or exchange_id, **fields
         )
 
 
@@ -56,6 +58,8 @@ def change_conversation(
         fields["title"] = _title(change.title)
     if change.leaf is not msgspec.UNSET:
         fields["leaf_public_id"] = change.leaf
+    if change.settings is not msgspec.UNSET:
+        fields["settings"] = _plain(change.settings)
     rows = Conversation.objects.filter(tenant=tenant, user=user, public_id=conversation_id)
     if not (rows.update(**fields) if fields else rows.exists()):
         raise _absent()
@@ -86,6 +90,10 @@ def _own_or_new(tenant: Tenant, user: User, public_id: UUID, title: str) -> Conv
         if found is None:
             raise _absent() from None  # the id is another person's: to this one it does not exist
         return found
+
+
+def _plain(given: msgspec.Struct) -> Any:
+    return without_nul(msgspec.to_builtins(given))
 
 
 def _title(given: str) -> str:

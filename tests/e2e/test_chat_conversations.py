@@ -117,6 +117,46 @@ def test_a_conversation_is_found_again_elsewhere(
     expect(elsewhere.page.locator(".turn.assistant [data-text]")).to_have_text("Rayleigh.")
 
 
+def test_what_is_set_is_found_again_elsewhere(
+    visitor: Visitor, far_end: FarEnd, visit: Callable[..., Visitor], cast: Cast
+):
+    page = visitor.page
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Answer as a pirate.")
+    page.get_by_label("Temperature", exact=True).fill("0.2")
+    page.get_by_label("Compare with").select_option(MODEL)
+    ask(page, "Which way is north?")
+    for generation in (far_end.begin(), far_end.begin()):
+        far_end.finish(generation, far_end.answer(generation, "Arr."))
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    with page.expect_request(lambda request: request.method == "PATCH"):  # told without another question
+        page.get_by_label("Compare with").select_option("")
+        page.get_by_label("Seed").fill("42")
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_label("System prompt").fill("Answer as a lawyer.")
+    page.reload()
+    expect(page.get_by_label("System prompt")).to_have_value("Answer as a lawyer.")  # of a chat not begun
+    page.get_by_role("link", name="Which way is north?").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Answer as a pirate.")
+
+    elsewhere = visit(390, 780, "dark")
+    elsewhere.sign_in(cast.owner.email)
+    far_end = FarEnd(elsewhere.page)
+    elsewhere.page.goto(f"/t/{cast.tenant.public_id}/chat/")
+    elsewhere.page.get_by_role("button", name="History").click()
+    elsewhere.page.get_by_role("link", name="Which way is north?").click()
+    elsewhere.page.get_by_role("button", name="Settings").click()
+    expect(elsewhere.page.get_by_label("Temperature", exact=True)).to_have_value("0.2")
+    expect(elsewhere.page.get_by_label("Compare with")).to_have_value("")
+    elsewhere.shoot("chat-settings-phone")
+    elsewhere.page.get_by_role("button", name="Settings").click()
+    ask(elsewhere.page, "And south?")
+    start = far_end.hear("start")
+    assert start["messages"][0] == {"role": "system", "content": "Answer as a pirate."}
+    assert start["params"] == {"temperature": 0.2, "max_tokens": 512, "seed": 42}
+    assert not far_end.sent
+
+
 def test_edit_retry_and_the_way_back(visitor: Visitor, far_end: FarEnd):
     page = visitor.page
     converse(page, far_end, "First", "One.")

@@ -76,6 +76,43 @@ def test_saved_listed_read_renamed_deleted(cast: Cast):
     assert client.get(url("conversation", cast, conversation)).status_code == 404
 
 
+SET = {
+    "model": "m",
+    "tier": "batch",
+    "other": "",
+    "system": "Be \0brief.",
+    "params": {"temperature": 0.5, "seed": 7},
+}
+
+
+def test_what_is_set_is_kept_with_it(cast: Cast):
+    client, conversation = signed_in(cast.owner), uuid4()
+    page = url("conversation", cast, conversation)
+    _, first = save(client, cast, conversation)
+    assert client.get(page).json()["settings"] is None
+    save(client, cast, conversation, first, settings=SET)
+    kept = {**SET, "system": "Be \ufffdbrief."}
+    assert client.get(page).json()["settings"] == kept
+    save(client, cast, conversation, settings=None)
+    assert client.get(page).json()["settings"] == kept, "an older page tells none, and takes none away"
+    change = {"settings": {**SET, "system": "# Now\n<b>long</b>", "params": {}}}
+    assert client.patch(page, json.dumps(change), content_type="application/json").status_code == 204
+    assert client.get(page).json()["settings"] == change["settings"]
+    exported = client.get(url("export_markdown", cast, conversation)).content.decode()
+    assert "## System prompt\n\n# Now\n<b>long</b>\n\n## You" in exported
+    for bad in (
+        {**SET, "params": {"top_p": "x"}},
+        {**SET, "model": "m" * 257},
+        {**SET, "params": {f"p{n}": n for n in range(17)}},
+        "none",
+    ):
+        answer = client.patch(page, json.dumps({"settings": bad}), content_type="application/json")
+        assert answer.status_code == 400, bad
+    assert client.get(page).json()["settings"] == change["settings"]
+    elsewhere = signed_in(cast.member).patch(page, json.dumps(change), content_type="application/json")
+    assert elsewhere.status_code == 404
+
+
 def test_nobody_else_reads_or_changes_it(cast: Cast):
     conversation = uuid4()
     _, exchange = save(signed_in(cast.owner), cast, conversation, question="A secret")

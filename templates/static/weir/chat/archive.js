@@ -31,6 +31,7 @@ export class Archive {
       const { id, parent, pair, question, answer } = exchange;
       const body = {
         question, answer, title: conversation.title, parent: uuid(parent), pair: uuid(pair), leaf: uuid(conversation.leaf),
+        settings: conversation.settings,
       };
       this.#unsaved.delete(key); // what changes while it is on its way is saved by a call of its own
       try {
@@ -44,6 +45,10 @@ export class Archive {
 
   async look(conversation) {
     await this.#call("PATCH", `${uuid(conversation.id)}/`, { leaf: uuid(conversation.leaf) });
+  }
+
+  async configure(conversation) {
+    await this.#call("PATCH", `${uuid(conversation.id)}/`, { settings: conversation.settings });
   }
 
   async rename(id, title) {
@@ -60,11 +65,14 @@ export class Archive {
   }
 
   async #call(method, path, body) {
+    const text = body && JSON.stringify(body, wellFormed);
     const response = await fetch(this.#base + path, {
       method,
       redirect: "manual",
       headers: body ? { "Content-Type": "application/json", "X-CSRFToken": this.#token } : { "X-CSRFToken": this.#token },
-      body: body && JSON.stringify(body, wellFormed),
+      body: text,
+      // A change may be told while the page is left; browsers hold 64 KiB for such.
+      keepalive: method === "PATCH" && text.length < 20_000,
     });
     if (!response.ok) throw new Error(`${method}: ${response.status}`);
     return response;

@@ -15,10 +15,12 @@ function randomHex() {
 /** @typedef {{id: string, parent: string|null, pair: string|null, question: string, answer: Generation}} Exchange */
 
 export class Conversation {
-  constructor({ id = newId(), title = "", leaf = null, exchanges = [] } = {}) {
+  constructor({ id = newId(), title = "", leaf = null, settings = null, exchanges = [] } = {}) {
     this.id = id.replaceAll("-", "");
     this.title = title;
     this.leaf = leaf;
+    /** @type {import("./settings.js").Values|null} null where none were kept */
+    this.settings = settings;
     /** @type {Map<string, Exchange>} in the order they were asked */
     this.exchanges = new Map();
     for (const exchange of exchanges) {
@@ -87,12 +89,17 @@ export class Conversation {
     return messages;
   }
 
+  /** Whether the server was told of it. */
+  get isKept() {
+    return [...this.exchanges.values()].some(({ answer }) => answer.phase !== "asked");
+  }
+
   get running() {
     return [...this.exchanges.values()].filter(({ answer }) => !answer.isOver);
   }
 
   toJSON() {
-    return { id: this.id, title: this.title, leaf: this.leaf, exchanges: [...this.exchanges.values()] };
+    return { id: this.id, title: this.title, leaf: this.leaf, settings: this.settings, exchanges: [...this.exchanges.values()] };
   }
 }
 

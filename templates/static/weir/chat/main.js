@@ -17,10 +17,10 @@ const ui = {
   unsaved: byId("unsaved"),
 };
 let conversation = new Conversation();
-const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, model: ui.model.value, draft: ui.prompt.value, edits: Object.fromEntries(edits) }));
+const memory = new TabMemory(`${tenant}.${user}`, () => ({ conversation, draft: ui.prompt.value, edits: Object.fromEntries(edits) }));
 /** Questions whose change was begun: the exchange's id, and what is written so far. */
 const edits = new Map();
-const settings = new Settings();
+const settings = new Settings(ui.model, onSettings);
 const follower = new Follower(byId("log-scroller"), byId("to-latest"));
 const socket = new ChatSocket(socketPath);
 const archive = new Archive(archivePath, token);
@@ -114,6 +114,7 @@ function step(exchange) {
 function ask({ parent, question }) {
   const params = settings.params();
   if (params === null || !mayAsk()) return false;
+  conversation.settings = settings.values;
   const models = settings.other ? [ui.model.value, settings.other] : [ui.model.value];
   const pair = models.length > 1 ? newId() : null;
   const before = conversation.leaf;
@@ -203,8 +204,30 @@ function nameAddress() {
   window.history.replaceState(null, "", address);
 }
 
+const KEEP_SETTINGS_AFTER_MS = 600;
+let settingsTimer = 0;
+
+/** Kept with the conversation, once the server knows of it; not at once, for a person types. */
+function onSettings() {
+  conversation.settings = settings.values;
+  memory.keep();
+  clearTimeout(settingsTimer);
+  settingsTimer = setTimeout(keepSettings, KEEP_SETTINGS_AFTER_MS);
+}
+
+function keepSettings() {
+  if (!settingsTimer) return;
+  clearTimeout(settingsTimer);
+  settingsTimer = 0;
+  // What fails here is kept with the next answer.
+  if (conversation.isKept) archive.configure(conversation).catch(() => {});
+}
+
 function lookAt(next) {
+  keepSettings();
   conversation = next;
+  settings.show(next.settings);
+  next.settings ??= settings.values;
   for (const exchange of next.running) underWay.set(exchange.id, { conversation: next, exchange });
   nameAddress();
   history.current = next.id;
@@ -275,16 +298,7 @@ function initComposer() {
   });
 }
 
-function initBar(model) {
-  if (model && [...ui.model.options].some(({ value }) => value === model)) ui.model.value = model;
-  const nameModel = () => {
-    for (const element of document.querySelectorAll("[data-model-name]")) element.textContent = ui.model.value;
-  };
-  nameModel();
-  ui.model.addEventListener("change", () => {
-    memory.keep();
-    nameModel();
-  });
+function initBar() {
   byId("new-chat").addEventListener("click", () => {
     lookAt(new Conversation());
     ui.prompt.focus();
@@ -310,7 +324,7 @@ function begin() {
   const kept = memory.recall();
   const asked = new URL(location.href).searchParams.get("c")?.replaceAll("-", "").toLowerCase();
   const isAsked = /^[0-9a-f]{32}$/.test(asked ?? "");
-  initBar(kept.model);
+  initBar();
   // A browser may have filled the box by itself already.
   ui.prompt.value ||= kept.draft ?? "";
   ui.prompt.setSelectionRange(ui.prompt.value.length, ui.prompt.value.length);
@@ -323,6 +337,7 @@ function begin() {
 
 socket.addEventListener("frame", (event) => onFrame(event.detail));
 socket.addEventListener("state", (event) => onState(event.detail));
+addEventListener("pagehide", keepSettings);
 initComposer();
 begin();
 void history.refresh();
