@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, ControlBroker, WorkerBroker
 from engine_worker.broker.keys import model_prefix
 from engine_worker.engine.errors import EngineFailure
@@ -25,6 +24,7 @@ from engine_worker.host_memory import NotEnoughMemory
 from engine_worker.model_card import ModelCardError
 from engine_worker.model_store import ModelNotFound, ModelStoreError
 from engine_worker.protocol import ModelAnswer, ModelCard, ModelCommand, ProcessStatus, ProtocolError, Refusal
+from engine_worker.waiting import Backoff
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
 from engine_worker.worker_status import now_ms

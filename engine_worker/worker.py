@@ -5,7 +5,7 @@ Five tasks share one event loop and one outbox:
     claim      broker.claim(engine.room()) -> engine.add
     hear       of better work, while there is no room -> claim
     collect    engine.steps()              -> outbox
-    publish    outbox -> broker.publish    -> verdicts -> engine.abort
+    publish    outbox -> broker.publish    -> verdicts -> engine.abort: `publisher.py`
     heartbeat  status, registration, the sweep, and a watch over the engine's progress
 
 Collect and publish are apart so that a slow Redis never holds up the engine: steps that pile up go
@@ -15,14 +15,11 @@ out together in the next call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
-from engine_worker.backoff import Backoff
 from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
@@ -30,7 +27,9 @@ from engine_worker.engine.errors import EngineDead, EngineFailure
 from engine_worker.engine.types import Engine, EngineRequest
 from engine_worker.outbox import Outbox
 from engine_worker.protocol import FinishReason, ModelCard
+from engine_worker.publisher import Publisher
 from engine_worker.tracing import Phases
+from engine_worker.waiting import Backoff, wait
 from engine_worker.worker_config import WorkerConfig
 from engine_worker.worker_status import now_ms, status_of
 
@@ -38,8 +37,6 @@ _log = structlog.get_logger("engine_worker.worker")
 
 _WAIT_FOR_WORK_S: Final = 1.0
 _WAIT_FOR_BETTER_S: Final = 5.0
-_HEAR_EVERY_S: Final = 0.01
-"""So often at most Redis is asked what has become of what is held, by a publish that has no tokens to tell."""
 
 
 class Worker:
@@ -66,9 +63,9 @@ class Worker:
         self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
         self._started_at_ms = now_ms()
         self._stepped = asyncio.Event()  # for claim: there may be room
-        self._to_publish = asyncio.Event()
-        self._heard_at = float("-inf")
-        self._asking: asyncio.TimerHandle | None = None
+        self._publisher = Publisher(
+            engine, broker, self._outbox, self._phases, config, on_waiting=self._stepped.set
+        )
         self._is_full = asyncio.Event()  # for hear: without room what is better is news
         self._stopping = asyncio.Event()
         self._handing_back = asyncio.Event()
@@ -91,7 +88,7 @@ class Worker:
             claim,
             asyncio.create_task(self._hear(), name="worker-hear"),
             asyncio.create_task(self._collect(), name="worker-collect"),
-            asyncio.create_task(self._publish(), name="worker-publish"),
+            asyncio.create_task(self._publisher.run(), name="worker-publish"),
             asyncio.create_task(self._heartbeat(), name="worker-heartbeat"),
         ]
         drained = asyncio.create_task(self._drain(claim), name="worker-drain")
@@ -122,7 +119,7 @@ class Worker:
                 if room <= 0:
                     self._is_full.set()
                     if not await self._claim_better():
-                        await _wait(self._stepped, _WAIT_FOR_WORK_S)
+                        await wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
                 claims = await self._broker.claim(room)
                 for claim in claims:
@@ -172,7 +169,7 @@ class Worker:
         if self._outbox.holds(claim):
             # Redis lost its last writes, and this claim with them: the next publish is ahead of the log and fenced.
             _log.warning("request_claimed_twice", request_id=request.request_id, epoch=claim.epoch)
-            self._to_publish.set()
+            self._publisher.wake()
             return
         engine_id = self._outbox.hold(claim)
         self._phases.claimed(engine_id, claim)
@@ -190,7 +187,7 @@ class Worker:
         if logged and logged >= request.sampling.max_tokens * request.sampling.n:
             # Its last worker logged the last token and died before it could say so.
             self._outbox.end(engine_id, FinishReason.LENGTH)
-            self._to_publish.set()
+            self._publisher.wake()
             return
         whole = EngineRequest(
             request_id=engine_id,
@@ -208,7 +205,7 @@ class Worker:
         choices = expand(whole, claim.log)
         if not choices:
             self._outbox.end(engine_id, FinishReason.STOP)
-            self._to_publish.set()
+            self._publisher.wake()
             return
         # The others begin when the first has left the prompt in the prefix cache.
         self._outbox.follow(engine_id, choices[1:])
@@ -222,7 +219,7 @@ class Worker:
         except EngineFailure as refusal:
             _log.warning("request_refused", engine_id=engine_id, reason=type(refusal).__name__)
             self._outbox.fail(engine_id, "invalid_request", str(refusal))
-            self._to_publish.set()
+            self._publisher.wake()
 
     async def _collect(self) -> None:
         async for step in self._engine.steps():
@@ -231,71 +228,9 @@ class Worker:
             for engine_id, choice in self._outbox.take_followers():
                 self._add(engine_id, choice)
             self._canary.hear(step.outputs)
-            self._to_publish.set()
+            self._publisher.wake()
             self._stepped.set()
         raise EngineDead("the engine stopped stepping")
-
-    async def _publish(self) -> None:
-        """Publishes at each step, and often enough between steps to keep the leases."""
-        backoff = Backoff()
-        lost_since: float | None = None
-        while True:
-            await _wait(self._to_publish, self._config.lease_ms / 3000)
-            try:
-                await self._publish_once()
-            except BrokerUnavailable as error:
-                self._to_publish.set()
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    _log.warning("redis_lost", error=str(error), held=len(self._outbox))
-                elif time.monotonic() - lost_since > self._config.redis_grace_s and self._outbox:
-                    # Whoever claims them next goes on from the log; this worker's later tokens are made again.
-                    _log.error("redis_grace_over", dropped=len(self._outbox))
-                    self._drop_everything()
-                await backoff.sleep()
-            else:
-                if lost_since is not None:
-                    _log.info("redis_back", after_s=round(time.monotonic() - lost_since, 1))
-                    lost_since = None
-                    backoff.reset()
-
-    async def _publish_once(self, *, everything: bool = False) -> None:
-        self._to_publish.clear()
-        batch = self._outbox.batch(everything=everything)
-        if not batch:
-            return
-        wait_s = self._heard_at + _HEAR_EVERY_S - time.monotonic()
-        if wait_s > 0 and not everything and not any(held.chunks for held in batch):
-            if self._asking is None:
-                self._asking = asyncio.get_running_loop().call_later(wait_s, self._ask)
-            return
-        self._heard_at = time.monotonic()
-        settled = self._outbox.settle(batch, await self._broker.publish(batch))
-        if self._broker.waiting_class is not None:
-            self._stepped.set()  # the claim may want to know
-        for engine_id in settled.to_abort:
-            _log.info("request_cancelled", engine_id=engine_id)
-            self._abort(self._outbox.in_engine(engine_id))
-        for engine_id, in_engine in settled.fenced.items():
-            _log.warning("request_fenced", engine_id=engine_id)
-            self._abort(in_engine)
-        self._phases.lost(settled.fenced)
-        self._phases.finished(settled.finished)
-        for chunk in settled.finished:
-            assert chunk.finish is not None
-            _log.info(
-                "request_finished",
-                request_id=chunk.request_id,
-                epoch=chunk.epoch,
-                reason=chunk.finish.reason,
-                completion_tokens=chunk.finish.completion_tokens,
-            )
-        if self._outbox.has_due:
-            self._to_publish.set()
-
-    def _ask(self) -> None:
-        self._asking = None
-        self._to_publish.set()
 
     async def _heartbeat(self) -> None:
         progress, progressed_at = -1, time.monotonic()
@@ -352,13 +287,12 @@ class Worker:
         _log.info("worker_draining", held=len(self._outbox), grace_s=self._config.drain_grace_s)
         deadline = time.monotonic() + self._config.drain_grace_s
         while self._outbox and not self._handing_back.is_set() and time.monotonic() < deadline:
-            await _wait(self._handing_back, 0.02)
+            await wait(self._handing_back, 0.02)
 
     async def _hand_back(self, *, failed: bool) -> None:
         """What is made is published, the rest goes to the front of the queue, the worker is gone from the lists."""
         try:
-            while self._outbox.has_chunks:
-                await self._publish_once(everything=True)
+            await self._publisher.publish_all()
             if self._outbox:
                 self._phases.lost(self._outbox.engine_ids)
                 held = self._outbox.drop_all()
@@ -373,22 +307,3 @@ class Worker:
         except BrokerUnavailable as error:
             # Their leases lapse, and others go on from the log.
             _log.warning("hand_back_failed", error=str(error), held=len(self._outbox))
-
-    # -- small things --------------------------------------------------------------------------
-
-    def _drop_everything(self) -> None:
-        for engine_id in self._outbox.engine_ids:
-            self._abort(self._outbox.in_engine(engine_id))
-        self._phases.lost(self._outbox.engine_ids)
-        self._outbox.drop_all()
-
-    def _abort(self, in_engine: Sequence[str]) -> None:
-        for engine_id in in_engine:
-            self._engine.abort(engine_id, FinishReason.CANCELLED)
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    # Not asyncio.wait_for: before Python 3.12 it can swallow a cancellation (python/cpython#86296).
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()

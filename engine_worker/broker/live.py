@@ -17,11 +17,11 @@ import msgspec
 from redis.asyncio import Connection
 from redis.exceptions import RedisError
 
-from engine_worker.backoff import Backoff
 from engine_worker.broker.connection import close_pool, lone_connections
 from engine_worker.broker.errors import BrokerUnavailable
 from engine_worker.broker.line import Line
 from engine_worker.protocol import PROTOCOL_VERSION, Chunk
+from engine_worker.waiting import Backoff
 
 _CHUNKS = msgspec.msgpack.Decoder(list[Chunk])
 _PING_INTERVAL_S: Final = 5.0
