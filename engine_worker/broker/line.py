@@ -1,5 +1,5 @@
-"""A connection to Redis without streams between: what is sent in one turn of the loop is one write, and each reply is
-told in the moment in which it is read.
+"""A connection to Redis without streams between: what is sent in one turn of the loop is two writes at most, the first
+one at once, and each reply is told in the moment in which it is read.
 
 redis-py makes the connection (TLS, unix sockets, passwords, Sentinel's master). Its asyncio streams then would wake a
 task for each write and for each read; here the protocol speaks to who waits.
@@ -29,6 +29,8 @@ class Line(asyncio.Protocol):
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
+        self._has_written = False
+        """In this turn of the loop: what is sent in it now waits for its end."""
         self._reader = Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_NOTHING
         )
@@ -49,9 +51,13 @@ class Line(asyncio.Protocol):
         raise NotImplementedError
 
     def send(self, command: tuple[str | bytes | float, ...]) -> None:
-        if not self._outgoing:
-            self._loop.call_soon(self._write)
-        self._outgoing.append(_PACK(command))
+        packed: bytes = _PACK(command)
+        if self._has_written:
+            self._outgoing.append(packed)
+            return
+        self._has_written = True
+        self._loop.call_soon(self._turn_over)
+        self._transport.write(packed)
 
     def give_up(self, error: RedisError) -> None:
         """Nothing more comes of it."""
@@ -64,10 +70,11 @@ class Line(asyncio.Protocol):
         self.give_up(RedisConnectionError("closed"))
         await self._connection.disconnect(nowait=True)
 
-    def _write(self) -> None:
-        if not self.is_broken:
-            outgoing, self._outgoing = self._outgoing, []
-            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+    def _turn_over(self) -> None:
+        self._has_written = False
+        if self._outgoing and not self.is_broken:
+            self._transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
 
     def data_received(self, data: bytes) -> None:
         if self.is_broken:

@@ -1,6 +1,6 @@
 """One connection for all the scripts that an event loop calls at once.
 
-What is called in one turn of the loop goes out in one write, and replies come back in order: a call costs no
+What is called in one turn of the loop goes out in two writes at most, and replies come back in order: a call costs no
 connection of its own, no lock and hardly a system call. For scripts only, which are short: a call that waits at the
 server would hold up all others, and has a connection to itself.
 """

@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import socket
 import struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 import uvicorn
@@ -28,7 +28,9 @@ log = structlog.get_logger(__name__)
 
 HEADERS_MAX: Final = 64 * 1024
 """Bytes of the request line and all headers, as `deploy/nginx/weir.conf` has it."""
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
+_RESET: Final = struct.pack("ii", 1, 0)
+SMALL: Final = 16 * 1024
+"""Bytes that wait for the end of the loop's turn, to go out together."""
 _DRAIN_S: Final = 10
 """Open streams have so long to end; then they are cut, and clients resume at another gateway."""
 
@@ -60,8 +62,48 @@ class _Impatient(asyncio.Protocol):
     def _cut_off(self) -> None:
         log.warning("slow_reader_cut_off", waiting_bytes=self.transport.get_write_buffer_size())
         # A reset: without it the kernel goes on keeping what it could not deliver.
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
+
+
+class JoiningTransport:
+    """A transport that makes one write of what is small and written in one turn of the loop: an answer's headers and
+    its body. For the rest it is the one within."""
+
+    def __init__(self, within: asyncio.Transport) -> None:
+        self._within = within
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._within, name)
+
+    def write(self, data: bytes) -> None:
+        if self._size + len(data) > SMALL:
+            # Not worth a copy; and who writes much is told at once when the client does not keep up.
+            self._flush()
+            self._within.write(data)
+            return
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._size + self._within.get_write_buffer_size()
+
+    def close(self) -> None:
+        self._flush()
+        self._within.close()
+
+    def _flush(self) -> None:
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            if not self._within.is_closing():
+                self._within.write(data)
 
 
 class ImpatientHttp(_Impatient, HttpToolsProtocol):
@@ -74,7 +116,7 @@ class ImpatientHttp(_Impatient, HttpToolsProtocol):
     _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, JoiningTransport(transport)))
         self._await_headers()
 
     def connection_lost(self, error: Exception | None) -> None:
