@@ -28,7 +28,8 @@ from inference.schemas.reading import read_json_frame
 from inference.services.generation import Generation
 from inference.services.prepare import make_grammar, tokenise_chat
 from inference.services.resume import resume
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submission import Submission, new_request_id
+from inference.services.submit import submit
 from tenants.auth import AuthError, AuthUnavailable, principal_for_member
 from tenants.pricing import price_at
 from tenants.principal import Principal, Scope

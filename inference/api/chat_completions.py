@@ -18,7 +18,7 @@ from inference.services.chat import start_chat
 from inference.services.choices import Choice, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.generation import Generation
-from inference.services.submit import made_at
+from inference.services.submission import made_at
 from inference.services.tiering import in_asked_tier, told_tier
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
 from tenants.principal import Scope

@@ -16,7 +16,7 @@ from inference.schemas.logprobs import PromptLogprobs, TextLogprobs, prompt_logp
 from inference.services.choices import Choice, best_of, end_of, num_logprobs, told_logprobs
 from inference.services.collect import collect
 from inference.services.completions import Prompted, start_completions
-from inference.services.submit import made_at
+from inference.services.submission import made_at
 from inference.services.tiering import in_asked_tier
 from tenants.principal import Scope
 

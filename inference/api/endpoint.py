@@ -35,7 +35,7 @@ from inference.errors import (
 from inference.runtime import Runtime, get_runtime
 from inference.schemas.reading import read_json, read_query
 from inference.services.idempotency import Claim
-from inference.services.submit import new_request_id
+from inference.services.submission import new_request_id
 from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
 from tenants.client_address import client_address
 from tenants.principal import Principal, Scope
@@ -195,8 +195,8 @@ def by_method(**routes: Route) -> Route:
         allowed = ", ".join([*routes, "HEAD"] if "GET" in routes else routes)
         return render_error(request, _not_allowed(request, allowed))
 
-    dispatch.csrf_exempt = True  # type: ignore[attr-defined]
-    dispatch.operations = tuple(  # type: ignore[attr-defined]
+    dispatch.csrf_exempt = True  # type: ignore[attr-defined]  # as above
+    dispatch.operations = tuple(  # type: ignore[attr-defined]  # as above
         operation for route in routes.values() for operation in getattr(route, "operations", ())
     )
     return dispatch

@@ -13,7 +13,7 @@ from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
 from inference.services.overload import refuse_early
 from inference.services.prepare import make_chat_grammar, tokenise_chat
-from inference.services.submit import Submission
+from inference.services.submission import Submission
 from inference.tool_calls import Part, ToolCallParser, ToolFormat
 from tenants.principal import Principal
 

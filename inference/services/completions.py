@@ -11,7 +11,7 @@ from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
 from inference.services.overload import refuse_early
 from inference.services.prepare import make_grammar, tokenise_prompt
-from inference.services.submit import Submission
+from inference.services.submission import Submission
 from tenants.principal import Principal
 
 

@@ -17,7 +17,7 @@ from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
 from inference.services.overload import refuse_early
 from inference.services.prepare import tokenise_texts
-from inference.services.submit import Submission
+from inference.services.submission import Submission
 from tenants.principal import Principal
 
 _NUMBERS_MAX: Final = 2**20

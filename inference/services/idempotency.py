@@ -23,7 +23,8 @@ from inference.runtime import Runtime
 from inference.selectors import has_run
 from inference.services.generation import Generation
 from inference.services.resume import resume
-from inference.services.submit import Submission, submit
+from inference.services.submission import Submission
+from inference.services.submit import submit
 from tenants.principal import Principal
 
 KEPT: Final = timedelta(hours=24)

@@ -17,7 +17,7 @@ from inference.models_served import ModelCatalogue
 from inference.schemas.chat import ChatMessage
 from inference.services.ledger import NOBODY
 from inference.services.prepare import tokenise_chat
-from inference.services.submit import cache_salt, new_request_id
+from inference.services.submission import cache_salt, new_request_id
 from inference.site_policy import SitePolicy
 from inference.streams import LiveStreams, StreamLost
 from tenants.principal import TierSpec

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import msgspec
-import uuid_utils
-from django.utils.crypto import salted_hmac
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
-from engine_worker.protocol import GenerateRequest, Rung, SamplingParams
-from inference.errors import ApiError, Conflict, InvalidRequest, NotAllowed, Overloaded
-from inference.models_served import ServedModel, refuse_other_kind
+from engine_worker.protocol import GenerateRequest
+from inference.errors import ApiError, Conflict, NotAllowed, Overloaded
+from inference.models_served import refuse_other_kind
 from inference.runtime import Runtime
-from inference.schemas.sampling import SamplingFields
 from inference.services.decision import Told, as_text, told
 from inference.services.generation import Generation, Ticket
 from inference.services.overload import longest_wait_ms, queue_refusal, refuse_early
 from inference.services.refusal import refusal
+from inference.services.submission import Submission, cache_salt
 from inference.services.turn import in_turn
 from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
 from tenants.pricing import Price, price_at
@@ -33,52 +30,8 @@ from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Decision, Refused
 
-_UUID7: Final = re.compile(r"-([0-9a-f]{12})7[0-9a-f]{19}")
 _LEASE_GRACE_S: Final = 30
 """A reservation outlives its request's deadline by this much: settling comes after the end."""
-_SHORT_ANSWER: Final = 256
-"""Output tokens of who names no bound, while the engine asks for relief."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One generation, asked for and checked as far as it can be without a quota."""
-
-    model: ServedModel
-    prompt_token_ids: list[int]
-    fields: SamplingFields
-    requested_tokens: int | None
-    """What the client gave as its bound; None leaves it to the context and the tier."""
-    max_tokens_param: str
-    endpoint: str
-    request_id: str
-    is_streamed: bool = True
-    """False: the client waits for the whole answer."""
-    grammar: str = ""
-    """What the answer must follow."""
-    text_lengths: list[int] = field(default_factory=list)
-    """To be embedded, not gone on from: how many of the prompt's tokens are each text's."""
-    may_exist: bool = False
-    """The request has an idempotency key: another gateway may have begun it (idempotency.py)."""
-
-
-def new_request_id(prefix: str) -> str:
-    return f"{prefix}-{uuid_utils.uuid7().hex}"
-
-
-def made_at(request_id: str) -> int:
-    """Unix time, seconds, of the moment that is in the id: the same for whoever tells of the request."""
-    found = _UUID7.search(request_id)
-    return int(found[1], 16) // 1000 if found else int(time.time())
-
-
-def cache_salt(tenant_public_id: str, own: str) -> str:
-    """Who may share cached prompts: one tenant, in it those who give the same salt of their own.
-
-    With the server's secret in it, so that nobody can work out another's and time their prompts.
-    """
-    mac = salted_hmac("weir.prefix-cache", f"{tenant_public_id}\0{own}", algorithm="sha256")
-    return mac.hexdigest()
 
 
 async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
@@ -94,7 +47,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         raise NotAllowed(
             f"This key may not use '{asked.model.card.model}'.", code="model_not_allowed", param="model"
         )
-    max_tokens = 0 if asked.text_lengths else _max_tokens(principal, asked)
+    max_tokens = 0 if asked.text_lengths else asked.max_tokens(principal)
     card = asked.model.card
     sampling = asked.fields.sampling_params(
         max_tokens=max_tokens,
@@ -102,7 +55,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         seed=secrets.randbits(63),
         grammar=asked.grammar,
     )
-    sampling = _with_defaults(sampling, asked)
+    sampling = asked.with_defaults(sampling)
     tier = principal.tier
     price: Price | None = None
     created_at_ms = 0
@@ -253,46 +206,6 @@ async def _release(runtime: Runtime, principal: Principal, reservation_id: str) 
         )
     except QuotaUnavailable:
         return  # it lapses with its lease
-
-
-def _max_tokens(principal: Principal, asked: Submission) -> int:
-    context = asked.model.card.context_length
-    prompt = len(asked.prompt_token_ids)
-    requested = asked.requested_tokens
-    if prompt == 0:
-        raise InvalidRequest("The prompt is empty: give at least one token.", param="prompt")
-    if prompt >= context or (requested is not None and prompt + requested > context):
-        wanted = f" and {requested} in the completion" if requested is not None else ""
-        raise InvalidRequest(
-            f"This model's maximum context length is {context} tokens, but {prompt + (requested or 0)} were "
-            f"requested ({prompt} in the prompt{wanted}). Shorten the prompt or the completion.",
-            code="context_length_exceeded",
-            param=asked.max_tokens_param if prompt < context else None,
-        )
-    cap = principal.tier.max_output_tokens
-    if requested is not None and requested > cap:
-        raise InvalidRequest(
-            f"'{asked.max_tokens_param}' is {requested}, but your tier '{principal.tier.name}' allows at most "
-            f"{cap} output tokens per request.",
-            param=asked.max_tokens_param,
-        )
-    if requested is not None:
-        return requested
-    if principal.tier.rank > 0 and asked.model.rung >= Rung.SHORTER_ANSWERS:
-        cap = min(cap, _SHORT_ANSWER)
-    if asked.model.defaults.max_tokens is not None:
-        cap = min(cap, asked.model.defaults.max_tokens)
-    return min(context - prompt, cap)
-
-
-def _with_defaults(sampling: SamplingParams, asked: Submission) -> SamplingParams:
-    """What the operator set for the model holds where the request names nothing."""
-    defaults = asked.model.defaults
-    if asked.fields.temperature is None and defaults.temperature is not None:
-        sampling = msgspec.structs.replace(sampling, temperature=defaults.temperature)
-    if asked.fields.top_p is None and defaults.top_p is not None:
-        sampling = msgspec.structs.replace(sampling, top_p=defaults.top_p)
-    return sampling
 
 
 def _part_refusal(error: BaseException) -> ApiError | None:

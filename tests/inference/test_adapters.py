@@ -15,7 +15,8 @@ from inference.errors import NotFound
 from inference.models_served import visible_adapters
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submission import Submission, new_request_id
+from inference.services.submit import submit
 from tenants.principal import LimitMetric
 from tests.engine_worker.models import byte_tokenizer
 from tests.factories import a_limit, a_principal

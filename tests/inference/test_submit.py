@@ -21,7 +21,8 @@ from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
 from inference.services.refusal import duration
-from inference.services.submit import Submission, new_request_id, submit
+from inference.services.submission import Submission, new_request_id
+from inference.services.submit import submit
 from tenants.principal import LimitMetric, Principal
 from tests.engine_worker.models import byte_tokenizer
 from tests.factories import a_limit, a_principal

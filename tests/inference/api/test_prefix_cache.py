@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from inference.models import UsageRecord
-from inference.services.submit import cache_salt
+from inference.services.submission import cache_salt
 from inference.services.usage import drain_usage_stream
 from tests.factories import make_key, make_tenant
 
