@@ -78,11 +78,11 @@ def cases() -> Iterator[Case]:
 
     yield Case("8,000 token ids", completions, prompt(ids[:8000]))
     yield Case("160,000 token ids", completions, prompt(ids), 400)
-    yield Case(
-        "20 prompts of 8,000 token ids",
-        completions,
-        prompt([ids[at : at + 8000] for at in range(0, 160_000, 8000)]),
-    )
+    twenty = [ids[at : at + 8000] for at in range(0, 160_000, 8000)]
+    yield Case("20 prompts of 8,000 token ids", completions, prompt(twenty))
+    echoed = json.dumps({"model": MODEL, "max_tokens": 1, "prompt": twenty, "echo": True}).encode()
+    yield Case("the same, echoed", completions, echoed)
+    yield Case("64 short prompts", completions, prompt([f"{index}: {_WORDS * 24}" for index in range(64)]))
 
     def embed(of: Any, form: str) -> bytes:
         return json.dumps({"model": EMBEDS, "input": of, "encoding_format": form}).encode()

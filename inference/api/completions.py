@@ -90,9 +90,7 @@ class TextShape:
         self._num_told = body.logprobs or 0
         self._num_scores = body.prompt_logprobs
         self._first_tokens = [prompt[0] for prompt in prompts]
-        self._echoes = [
-            prompt if isinstance(prompt, str) else model.renderer.decode(prompt) for prompt in body.prompts()
-        ] if body.echo else [""] * len(prompts)  # fmt: skip
+        self._echoes = prompted.echoes
         self._prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         self._offsets: dict[int, int] = {}
         """Characters of each choice that are out, by its index."""

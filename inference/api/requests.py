@@ -164,7 +164,7 @@ def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> Ch
             stream_options=wants,
             logprobs=0 if asked.logprobs else None,
         )
-        return TextShape(request_id, text, Prompted(model, [[0]], [generation]))
+        return TextShape(request_id, text, Prompted(model, [[0]], [""], [generation]))
     chat = ChatCompletionRequest(
         model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=asked.logprobs
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from inference.errors import InvalidRequest
 from inference.schemas.sampling import TokenId
@@ -14,9 +14,9 @@ def prompts_of(given: Prompts, *, param: str, at_most: int) -> list[str | list[i
     """One entry per prompt, in order: text, or token ids. Raises InvalidRequest."""
     if isinstance(given, str):
         return [given]
-    kinds = {type(entry) for entry in given}
+    kinds = set(map(type, given))
     if kinds == {int}:
-        return [[entry for entry in given if isinstance(entry, int)]]
+        return [cast(list[int], given)]  # there may be many
     if kinds not in ({str}, {list}):
         raise InvalidRequest(
             f"'{param}' must be a string, a list of strings, a list of token ids, or a list of such lists.",

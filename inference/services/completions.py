@@ -10,7 +10,7 @@ from inference.schemas.completions import CompletionRequest
 from inference.services.generation import Generation
 from inference.services.idempotency import submit_once
 from inference.services.overload import refuse_early
-from inference.services.prepare import make_grammar, tokenise_prompt
+from inference.services.prepare import echoes_of, make_grammar, tokenise_prompts
 from inference.services.submission import Submission
 from tenants.principal import Principal
 
@@ -19,6 +19,8 @@ from tenants.principal import Principal
 class Prompted:
     model: ServedModel
     prompts: list[list[int]]
+    echoes: list[str]
+    """What is told before each prompt's answers."""
     generations: list[Generation]
 
 
@@ -36,7 +38,9 @@ async def start_completions(
     model = await runtime.models.get(body.model, tenant_public_id=principal.tenant_public_id, kind="generate")
     if not may_exist:
         refuse_early(runtime, principal, model)
-    prompts = [await tokenise_prompt(runtime.models, model, prompt) for prompt in body.prompts()]
+    asked_for = body.prompts()
+    prompts = await tokenise_prompts(runtime.models, model, asked_for)
+    echoes = await echoes_of(runtime.models, model, asked_for) if body.echo else [""] * len(prompts)
     grammar = await make_grammar(runtime.models, body)
     generations: list[Generation] = []
     try:
@@ -59,4 +63,4 @@ async def start_completions(
         for generation in generations:
             generation.leave()
         raise
-    return Prompted(model, prompts, generations)
+    return Prompted(model, prompts, echoes, generations)

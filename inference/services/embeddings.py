@@ -23,6 +23,8 @@ from tenants.principal import Principal
 _NUMBERS_MAX: Final = 2**20
 """In one answer, which is one message from the worker: 4 MiB and a third."""
 _FLOAT_BYTES: Final = 4
+_PART: Final = 2**18
+"""Characters of base64, by fours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Embedded:
     as_text: bool
 
     def answer(self, chunk: Chunk) -> EmbeddingList:
-        numbers = b64decode(chunk.embedding or "")
+        numbers = _bytes(chunk.embedding or "")
         size = self.model.card.dimensions * _FLOAT_BYTES
         if len(numbers) != size * self.num_texts:
             # A worker of an older version, say: better no vectors than wrong ones.
@@ -101,6 +103,11 @@ def _refuse_other_sizes(body: EmbeddingRequest, model: ServedModel, num_texts: i
             f"not {num_texts}.",
             param="input",
         )
+
+
+def _bytes(text: str) -> bytes:
+    """Of base64, in parts: between two of them other threads have a turn."""
+    return b"".join(b64decode(text[at : at + _PART]) for at in range(0, len(text), _PART))
 
 
 def _floats(vector: bytes) -> list[float]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from inference.schemas.structured import StructuredFields
 from inference.schemas.tools import NamedTool, Tool, ToolCallMade
 from inference.tool_calls import ToolFormat, call_grammar, tool_format
 
+_Made = TypeVar("_Made")
 _CHARACTERS_PER_TOKEN_MAX = 64
 """No tokenizer makes longer tokens of ordinary text: what is longer than this per token of context can't fit,
 and is not worth tokenising."""
@@ -45,9 +46,7 @@ async def tokenise_chat(
     return await _off_loop_if_long(catalogue, make, _SHORT_CHARACTERS + 1 if tools else size)
 
 
-async def _off_loop_if_long(
-    catalogue: ModelCatalogue, make: Callable[[], list[int]], characters: int
-) -> list[int]:
+async def _off_loop_if_long(catalogue: ModelCatalogue, make: Callable[[], _Made], characters: int) -> _Made:
     """What is short takes less time than a thread's turn does."""
     if characters <= _SHORT_CHARACTERS:
         return make()
@@ -132,18 +131,39 @@ async def tokenise_prompt(
     catalogue: ModelCatalogue, model: ServedModel, prompt: str | list[int]
 ) -> list[int]:
     """int[num_prompt_tokens]. Ids are checked against the vocabulary. Raises InvalidRequest."""
-    _check_prompt(model, prompt, "prompt")
-    if isinstance(prompt, list):
-        return prompt
-    return await _off_loop_if_long(catalogue, partial(model.renderer.text, prompt), len(prompt))
+    (ids,) = await tokenise_prompts(catalogue, model, [prompt])
+    return ids
+
+
+async def tokenise_prompts(
+    catalogue: ModelCatalogue, model: ServedModel, prompts: list[str | list[int]]
+) -> list[list[int]]:
+    """The same of several: many short ones take long together. Raises InvalidRequest."""
+
+    def make() -> list[list[int]]:
+        for prompt in prompts:
+            _check_prompt(model, prompt, "prompt")
+        return [prompt if isinstance(prompt, list) else model.renderer.text(prompt) for prompt in prompts]
+
+    return await _off_loop_if_long(catalogue, make, sum(map(len, prompts)))
+
+
+async def echoes_of(
+    catalogue: ModelCatalogue, model: ServedModel, prompts: list[str | list[int]]
+) -> list[str]:
+    """Each as text, to be told before its answer."""
+
+    def make() -> list[str]:
+        return [prompt if isinstance(prompt, str) else model.renderer.decode(prompt) for prompt in prompts]
+
+    ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
+    return await _off_loop_if_long(catalogue, make, ids)
 
 
 async def tokenise_texts(
     catalogue: ModelCatalogue, model: ServedModel, texts: list[str | list[int]]
 ) -> list[list[int]]:
     """Texts to be embedded, each with the tokens that the tokenizer adds to it. Raises InvalidRequest."""
-    for text in texts:
-        _check_prompt(model, text, "input")
     make = partial(_texts_to_ids, model, texts)
     ids = await asyncio.get_running_loop().run_in_executor(catalogue.executor, make)
     longest = max(range(len(ids)), key=lambda index: len(ids[index]))
@@ -158,6 +178,8 @@ async def tokenise_texts(
 
 
 def _texts_to_ids(model: ServedModel, texts: list[str | list[int]]) -> list[list[int]]:
+    for text in texts:
+        _check_prompt(model, text, "input")
     tokenised = iter(model.renderer.texts([text for text in texts if isinstance(text, str)]))
     return [text if isinstance(text, list) else next(tokenised) for text in texts]
 
