@@ -14,7 +14,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from engine_worker.broker import BrokerUnavailable, GatewayBroker, OperatorBroker
+from engine_worker.broker import BrokerUnavailable, ControlBroker, GatewayBroker, OperatorBroker
 from inference.api.error_shapes import render_error
 from inference.errors import NotAllowed, Overloaded
 
@@ -37,15 +37,19 @@ def live_state(request: HttpRequest) -> HttpResponse:
 
 
 async def read_live_state() -> dict[str, Any]:
-    """`{"models": [ModelQueue, ...], "workers": [WorkerStatus, ...], "dead_letters": [DeadLetter, ...]}`.
+    """`{"models": [ModelQueue, ...], "workers": [WorkerStatus, ...], "processes": [ProcessStatus, ...],
+    "dead_letters": [DeadLetter, ...]}`. Processes are those that take commands.
 
     Raises BrokerUnavailable.
     """
     # Clients of its own: a page runs on whatever event loop its thread was given.
     operator = OperatorBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     gateway = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
+    control = ControlBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     try:
-        models, workers = await asyncio.gather(operator.models(), gateway.workers())
+        models, workers, processes = await asyncio.gather(
+            operator.models(), gateway.workers(), control.processes()
+        )
         queues = [await operator.queue(model) for model in models]
         dead = [
             letter for queue in queues if queue.dead for letter in await operator.dead_letters(queue.model)
@@ -53,4 +57,5 @@ async def read_live_state() -> dict[str, Any]:
     finally:
         await operator.aclose()
         await gateway.aclose()
-    return {"models": queues, "workers": workers, "dead_letters": dead}
+        await control.aclose()
+    return {"models": queues, "workers": workers, "processes": processes, "dead_letters": dead}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 from asgiref.sync import async_to_sync
@@ -20,7 +20,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
 from engine_worker.broker.operator import DeadLetter, ModelQueue
-from engine_worker.protocol import Rung
+from engine_worker.protocol import ProcessStatus, Rung
+from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.operator_api import read_live_state
 from tenants.admin.base import actor_of
 from tenants.admin.confirmation import ask_operator
@@ -28,6 +29,7 @@ from tenants.confirmation import Question
 from tenants.models import Tenant, Tier, User
 from tenants.services import record_audit
 
+_COMMANDS_SHOWN: Final = 8
 _RUNGS: dict[Rung, str] = {
     rung: rung.name.replace("_", " ").lower() for rung in Rung if rung is not Rung.NONE
 }
@@ -47,7 +49,7 @@ def live_page(request: HttpRequest) -> HttpResponse:
 
 
 def live_context(user: User, state: dict[str, Any] | None) -> dict[str, Any]:
-    """Of the page and of its part. Two queries."""
+    """Of the page and of its part. Three queries."""
     return {"may_act": user.is_superuser, "state": None if state is None else _named(state)}
 
 
@@ -116,7 +118,7 @@ def _tenant_or_none(public_id: str) -> Tenant | None:
 
 
 def _named(state: dict[str, Any]) -> dict[str, Any]:
-    """With the names of tiers and tenants, and times that a template can write. Two queries."""
+    """With the names of tiers and tenants, and times that a template can write. Three queries."""
     queues: list[ModelQueue] = state["models"]
     dead: list[DeadLetter] = state["dead_letters"]
     ids = {line.tenant_id for queue in queues for tier in queue.tiers for line in tier.tenants}
@@ -133,6 +135,8 @@ def _named(state: dict[str, Any]) -> dict[str, Any]:
             }
             for worker in state["workers"]
         ],
+        "processes": state["processes"],
+        "commands": _commands(state["processes"]),
         "queues": [
             {
                 "queue": queue,
@@ -158,6 +162,24 @@ def _named(state: dict[str, Any]) -> dict[str, Any]:
             for letter in dead
         ],
     }
+
+
+def _commands(processes: list[ProcessStatus]) -> list[dict[str, Any]]:
+    """The last ones, and how each stands."""
+    at_work = {process.command_id for process in processes}
+    return [
+        {"row": row, "standing": _standing(row, at_work)}
+        for row in WorkerCommand.objects.order_by("-id")[:_COMMANDS_SHOWN]
+    ]
+
+
+def _standing(row: WorkerCommand, at_work: set[str]) -> str:
+    if row.state != CommandState.OPEN:
+        done = {CommandAction.LOAD: "loaded", CommandAction.UNLOAD: "unloaded"}[CommandAction(row.action)]
+        return done if row.state == CommandState.DONE else str(row.state)
+    if str(row.public_id) not in at_work:
+        return "waiting"
+    return {CommandAction.LOAD: "loading", CommandAction.UNLOAD: "draining"}[CommandAction(row.action)]
 
 
 def _uuid_or_none(text: str) -> UUID | None:

@@ -13,6 +13,7 @@ from inference.services.partitions import drop_old_months, make_partitions_ahead
 from inference.services.responses import delete_expired_responses
 from inference.services.usage import drain_usage_stream
 from inference.services.webhook_delivery import queue_deliveries, send_deliveries
+from inference.services.worker_commands import settle_commands as settle
 
 
 @shared_task(name="inference.tasks.drain_usage", soft_time_limit=45, time_limit=60, ignore_result=True)
@@ -60,3 +61,9 @@ def run_batches() -> None:
 def export() -> None:
     """Reports that were asked for as files; the rows are the queue."""
     write_exports()
+
+
+@shared_task(name="inference.tasks.settle_commands", soft_time_limit=25, time_limit=30, ignore_result=True)
+def settle_commands() -> None:
+    """What workers answered to operators' commands, and which they never will."""
+    settle()

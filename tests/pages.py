@@ -42,6 +42,7 @@ ELSEWHERE = {
     "mfa_authenticate": "test_people.py: between password and console",
     "retire_service_account": "test_questions.py", "invitation_revoked": "test_questions.py",
     "cancel_batch": "test_questions.py", "admin_dead_letter": "test_questions.py",
+    "admin_load_model": "test_questions.py", "admin_unload_model": "test_questions.py",
 }  # fmt: skip
 """Pages that another browser test leads to."""
 
@@ -51,6 +52,7 @@ _JSON = "JSON"
 _STEP = "a step between two pages, which the tests of accounts take"
 NO_PAGES: dict[str, str] = {
     "alive": "a word", "ready": _JSON, "metrics": "text", "live_state": _JSON,
+    "operator_workers": _JSON, "operator_load": _JSON, "operator_unload": _JSON, "operator_command": _JSON,
     "setup_model": _POST, "setup_tenant": _POST, "setup_key": _POST, "service_key": _POST,
     "member_role": _POST, "invitation_again": _POST, "admin_end_support": _POST,
     "usage_csv": _FILE, "batch_file": _FILE, "export_file": _FILE, "statement_file": _FILE, "data_copy": _FILE,

@@ -17,6 +17,7 @@ from inference.models.response import StoredResponse
 from inference.models.rollup import UsageDay, UsageDayOfKey, UsageDayTotal, UsageHour, UsageHourTotal
 from inference.models.usage import ParkedUsageEvent, RecordedRequest, UsageRecord
 from inference.models.webhook import DeliveryState, WebhookDelivery, WebhookEndpoint
+from inference.models.worker_command import CommandAction, CommandState, WorkerCommand
 
 __all__ = [
     "LATENCY_STEP",
@@ -26,6 +27,8 @@ __all__ = [
     "Batch",
     "BatchResult",
     "BatchStatus",
+    "CommandAction",
+    "CommandState",
     "Conversation",
     "DeliveryState",
     "Exchange",
@@ -51,6 +54,7 @@ __all__ = [
     "UsageRecord",
     "WebhookDelivery",
     "WebhookEndpoint",
+    "WorkerCommand",
     "bounds",
     "histogram_sums",
     "percentiles_ms",

@@ -28,6 +28,11 @@ app.conf.beat_schedule = {
         "options": {"expires": 4.0},
     },
     "export": {"task": "inference.tasks.export", "schedule": 5.0, "options": {"expires": 4.0}},
+    "settle-commands": {
+        "task": "inference.tasks.settle_commands",
+        "schedule": 5.0,
+        "options": {"expires": 4.0},
+    },
     "mail-invitations": {
         "task": "tenants.tasks.mail_invitations",
         "schedule": 10.0,

@@ -348,6 +348,8 @@ DEMO = env.flag("WEIR_DEMO", True)
 # --- metrics ---------------------------------------------------------------------------------------
 METRICS_TOKEN = env.secret("WEIR_METRICS_TOKEN")
 """What Prometheus must send to read a gateway's /metrics; None: there is no such page."""
+OPERATOR_TOKEN = env.secret("WEIR_OPERATOR_TOKEN")
+"""What a program must send to command workers under /operator/; None: only people who are operators do."""
 _celery_metrics_port = env.number("WEIR_CELERY_METRICS_PORT", 0, least=0, most=65535)
 CELERY_METRICS_PORT = _celery_metrics_port or None
 CELERY_METRICS_HOST = env.text("WEIR_CELERY_METRICS_HOST", "127.0.0.1")

@@ -1,0 +1,198 @@
+"""The operator's commands to the fleet as REST: which models a worker process serves.
+
+Open to superusers by their session, with Django's CSRF token, and to programs by WEIR_OPERATOR_TOKEN; a tenant's key
+opens nothing here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt, csrf_protect
+
+from engine_worker.broker import BrokerUnavailable
+from inference.api.error_shapes import render_error
+from inference.errors import (
+    ApiError,
+    Conflict,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAllowed,
+    NotFound,
+    Overloaded,
+)
+from inference.models import CommandAction, CommandState, WorkerCommand
+from inference.operator_api import read_live_state
+from inference.schemas.reading import read_json
+from inference.services.worker_commands import (
+    CommandUnderway,
+    WorkerGone,
+    collect_answers,
+    command_worker,
+)
+from tenants.client_address import client_address
+from tenants.models import ActorKind
+from tenants.row_security import EVERYBODY, bound_to
+from tenants.services import Actor
+
+_View = Callable[..., HttpResponse]
+_PROGRAM: Final = "operator's program"
+"""In the audit log."""
+
+
+class LoadModel(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    """What clients call it."""
+    source: str
+    """On the worker's machine: what `--model` takes."""
+
+
+class CommandObject(msgspec.Struct, frozen=True):
+    id: str
+    worker_id: str
+    action: str
+    model: str
+    source: str
+    state: str
+    """`waiting` for its turn, `at_work` (loading or draining), `done`, `refused`, `lost`."""
+    refusal: str
+    """Why it was refused, for programs: engine_worker.protocol.Refusal."""
+    outcome: str
+    """The same in words."""
+    models_before: list[str]
+    models_after: list[str] | None
+    """What the process serves since it answered."""
+    asked_by: str
+    created_at: datetime
+    ended_at: datetime | None
+
+
+def _operators(*methods: str) -> Callable[[_View], _View]:
+    """A view of who acts, which takes these methods."""
+
+    def decorate(view: _View) -> _View:
+        def by_session(request: HttpRequest, **path: Any) -> HttpResponse:
+            if not request.user.is_superuser:
+                return render_error(
+                    request,
+                    NotAllowed("Only operators who may change everything may this.", code="operators_only"),
+                )
+            actor = Actor.person(request.user, ip_address=client_address(request))
+            return view(request, actor, **path)
+
+        protected = csrf_protect(by_session)
+
+        @csrf_exempt  # a token is not a cookie; `by_session` is protected
+        @wraps(view)
+        def wrapped(request: HttpRequest, **path: Any) -> HttpResponse:
+            try:
+                if request.method not in methods:
+                    allowed = ", ".join(methods)
+                    raise MethodNotAllowed(
+                        f"{request.method} is not allowed here, only {allowed}.",
+                        code="method_not_allowed",
+                        headers={"Allow": allowed},
+                    )
+                if _has_token(request):
+                    actor = Actor(ActorKind.SYSTEM, _PROGRAM, ip_address=client_address(request))
+                    with bound_to(EVERYBODY):
+                        return view(request, actor, **path)
+                return protected(request, **path)
+            except Exception as error:
+                if (told := _told(error)) is None:
+                    raise
+                return render_error(request, told)
+
+        return wrapped
+
+    return decorate
+
+
+def _has_token(request: HttpRequest) -> bool:
+    expected, given = settings.OPERATOR_TOKEN, request.headers.get("Authorization", "")
+    return expected is not None and hmac.compare_digest(given.encode(), f"Bearer {expected}".encode())
+
+
+def _told(error: Exception) -> ApiError | None:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, WorkerGone):
+        return NotFound(str(error), code="worker_not_found")
+    if isinstance(error, CommandUnderway):
+        return Conflict(str(error), code="command_underway")
+    if isinstance(error, ValidationError):
+        fields = getattr(error, "error_dict", None)
+        return InvalidRequest(" ".join(error.messages), param=next(iter(fields)) if fields else None)
+    if isinstance(error, BrokerUnavailable):
+        return Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
+    return None
+
+
+@_operators("GET", "HEAD")
+def workers(request: HttpRequest, actor: Actor) -> HttpResponse:
+    """`{"workers": [WorkerStatus, ...], "processes": [ProcessStatus, ...]}`: the latter take commands."""
+    state = async_to_sync(read_live_state)()
+    return _json({name: state[name] for name in ("workers", "processes")})
+
+
+@_operators("POST")
+def load_model(request: HttpRequest, actor: Actor, *, worker_id: str) -> HttpResponse:
+    """Loads one more."""
+    asked = read_json(request.body, LoadModel)
+    command = command_worker(
+        actor=actor, worker_id=worker_id, action=CommandAction.LOAD, model=asked.model, source=asked.source
+    )
+    return _json(_object(command, "waiting"), status=202)
+
+
+@_operators("DELETE")
+def unload_model(request: HttpRequest, actor: Actor, *, worker_id: str, model: str) -> HttpResponse:
+    """Takes nothing new for it, finishes what runs, frees its memory."""
+    command = command_worker(actor=actor, worker_id=worker_id, action=CommandAction.UNLOAD, model=model)
+    return _json(_object(command, "waiting"), status=202)
+
+
+@_operators("GET", "HEAD")
+def command(request: HttpRequest, actor: Actor, *, command_id: UUID) -> HttpResponse:
+    """How a command stands."""
+    standings = collect_answers()
+    found = WorkerCommand.objects.filter(public_id=command_id).first()
+    if found is None:
+        raise NotFound("There is no such command.", code="command_not_found")
+    standing = standings.get(str(command_id))
+    return _json(_object(found, standing.value if standing else "waiting"))
+
+
+def _object(command: WorkerCommand, standing: str) -> CommandObject:
+    is_open = command.state == CommandState.OPEN
+    return CommandObject(
+        id=str(command.public_id),
+        worker_id=command.worker_id,
+        action=command.action,
+        model=command.model,
+        source=command.source,
+        state=standing if is_open else str(command.state),
+        refusal=command.refusal,
+        outcome=command.outcome,
+        models_before=command.models_before,
+        models_after=command.models_after,
+        asked_by=command.asked_by,
+        created_at=command.created_at,
+        ended_at=command.ended_at,
+    )
+
+
+def _json(body: Any, *, status: int = 200) -> HttpResponse:
+    response = HttpResponse(msgspec.json.encode(body), content_type="application/json", status=status)
+    response.headers["Cache-Control"] = "no-store"
+    return response
