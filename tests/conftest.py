@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tenants.row_security import NOBODY_YET, bound_to
 from tests.factories import Cast, make_cast
 
 
@@ -40,6 +41,13 @@ def _site_serves(request: pytest.FixtureRequest) -> None:
 
         if isinstance(site := request.getfixturevalue("site"), Site):
             site.serve()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_yet() -> Iterator[None]:
+    """Whose rows a page bound its thread to is not the next test's: servers give each request a context of its own."""
+    with bound_to(NOBODY_YET):
+        yield
 
 
 @pytest.fixture
