@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('inference', '0017_days_of_a_project'),
+        ('inference', '0019_settings_of_conversations'),
     ]
 
     operations = [
