@@ -174,6 +174,19 @@ async def test_a_stopping_worker_finishes_what_runs_and_claims_nothing_more(star
     assert not [status for status in await gateway.workers() if status.model == model]
 
 
+async def test_what_comes_to_a_waiting_worker_that_was_told_to_stop_is_another_s(start, gateway, make, model):
+    stopping = start(ScriptedEngine())
+    await put(gateway, make("warm"))
+    await until(finished(gateway, model, "warm"))
+    stopping.worker.stop()
+    await put(gateway, make("r1"))
+    assert await asyncio.wait_for(stopping.task, 20) == 0
+    state = await gateway.request_state(model, "r1")
+    assert (state.state, state.attempts, state.tokens) == ("queued", 0, 0)
+    start(ScriptedEngine(), worker_id="w2")
+    await until(finished(gateway, model, "r1"))
+
+
 async def test_what_the_grace_period_does_not_finish_goes_on_elsewhere(
     start, gateway, make, model, redis_url
 ):
