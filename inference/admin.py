@@ -10,15 +10,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
-from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from inference.models import Alert, ParkedUsageEvent, UsageAdjustment, UsageRecord
 from inference.operation_admin import AnnouncementAdmin, MaintenanceAdmin, ModelSettingAdmin
 from inference.services.ledger import UnfitEvent, adjust_usage, file_parked_event
-from tenants.admin.base import ReadOnlyAdmin, actor_of
+from tenants.admin.base import OurAdmin, ReadOnlyAdmin, actor_of
 from tenants.models import Tier
-from tenants.templatetags.figures import usd
+from tenants.templatetags.figures import count, usd
 
 __all__ = ["AnnouncementAdmin", "MaintenanceAdmin", "ModelSettingAdmin"]
 
@@ -69,7 +68,6 @@ class UsageRecordAdmin(ReadOnlyAdmin):
     )
     # Not what Django's own filters would: look for each value of a column through every row.
     list_filter = (EndFilter, TierFilter, ("created_at", admin.DateFieldListFilter))
-    show_full_result_count = False
     list_select_related = ("tenant",)
     search_fields = (
         "=request_id",
@@ -85,7 +83,7 @@ class UsageRecordAdmin(ReadOnlyAdmin):
         (None, {"fields": ("request_id", "tenant", "model", "tier", "endpoint")}),
         ("Who", {"fields": ("key_public_id", "user_public_id")}),
         ("End", {"fields": ("finish_reason", "error_code", "attempts", "worker_id")}),
-        ("Tokens", {"fields": ("prompt_tokens", "cached_tokens", "completion_tokens", "reservation_id")}),
+        ("Tokens", {"fields": ("prompt", "output", "reservation_id")}),
         ("Cost", {"fields": ("cost", "price_public_id", "day")}),
         ("Times", {"fields": ("created_at", "claimed_at", "first_token_at", "finished_at", "recorded_at")}),
     )
@@ -97,11 +95,11 @@ class UsageRecordAdmin(ReadOnlyAdmin):
 
     @display(description="prompt (cached)", ordering="prompt_tokens")
     def prompt(self, record: UsageRecord) -> str:
-        return f"{record.prompt_tokens} ({record.cached_tokens})"
+        return f"{count(record.prompt_tokens)} ({count(record.cached_tokens)})"
 
     @display(description="output", ordering="completion_tokens")
-    def output(self, record: UsageRecord) -> int:
-        return record.completion_tokens
+    def output(self, record: UsageRecord) -> str:
+        return count(record.completion_tokens)
 
     @display(description="cost", ordering="cost_microusd")
     def cost(self, record: UsageRecord) -> str:
@@ -117,10 +115,9 @@ class UsageRecordAdmin(ReadOnlyAdmin):
 
 
 @admin.register(UsageAdjustment)
-class UsageAdjustmentAdmin(ModelAdmin):
+class UsageAdjustmentAdmin(OurAdmin):
     """Written once, changed never: what was wrong is put right by another one."""
 
-    show_full_result_count = False
     list_display = ("created_at", "tenant", "cost", "reason", "actor_label", "request_id")
     list_select_related = ("tenant",)
     search_fields = ("=request_id", "tenant__name", "tenant__slug", "reason", "actor_label")

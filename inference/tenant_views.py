@@ -22,6 +22,8 @@ from tenants.csv_text import as_csv
 from tenants.services import Actor, change_tenant
 
 _ZONES: Final = sorted(zone for zone in available_timezones() if "/" in zone and not zone.startswith("Etc/"))
+_AUDIT_ROWS = 25
+"""A page of the log: each may say many values."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -58,7 +60,7 @@ def audit(request: HttpRequest, console: Console) -> HttpResponse:
         content = as_csv(COLUMNS, audit_rows(console.tenant.pk, wanted))
         return download(content, "audit.csv", "text/csv; charset=utf-8")
     before = request.GET.get("before", "")
-    entries, older = audit_page(console.tenant.pk, wanted, before=before)
+    entries, older = audit_page(console.tenant.pk, wanted, limit=_AUDIT_ROWS, before=before)
     asked = {"q": wanted.text, "action": wanted.action, "since": request.GET.get("since", "")}
     asked["until"] = request.GET.get("until", "")
     narrowed = {name: value for name, value in asked.items() if value}

@@ -136,6 +136,7 @@ UNFOLD = {
     "SITE_DROPDOWN": [{"icon": "terminal", "title": "Console", "link": "/"}],
     "SIDEBAR": {"navigation": operator_menu()},
     "SITE_ICON": lambda request: static("weir/logo.svg"),
+    "STYLES": [lambda request: static("weir/operator.css")],
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("weir/logo.svg")}
     ],
@@ -149,6 +150,7 @@ UNFOLD = {
     },
 }  # fmt: skip
 USE_TZ = True
+FORMAT_MODULE_PATH = "weir.formats"
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
 STATIC_ROOT = env.text("WEIR_STATIC_ROOT", "") or None

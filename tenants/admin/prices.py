@@ -9,9 +9,8 @@ from django.core.exceptions import ValidationError
 from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
-from unfold.admin import ModelAdmin
 
-from tenants.admin.base import actor_of
+from tenants.admin.base import OurAdmin, actor_of
 from tenants.models import ModelPrice
 from tenants.services.prices import refuse_past, set_model_price
 
@@ -27,9 +26,8 @@ class PriceForm(ModelForm):  # type: ignore[type-arg]  # not subscriptable at ru
 
 
 @admin.register(ModelPrice)
-class ModelPriceAdmin(ModelAdmin):
+class ModelPriceAdmin(OurAdmin):
     form = PriceForm
-    show_full_result_count = False
     list_display = (
         "model",
         "valid_from",

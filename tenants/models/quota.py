@@ -173,7 +173,7 @@ class QuotaLimit(models.Model):
     def __str__(self) -> str:
         whose = f"{self.scope} {self.model}".strip()
         if self.metric == LimitMetric.CONCURRENCY:
-            return f"{self.amount} at once per {whose}"
+            return f"{self.amount:,} at once per {whose}"
         if self.calendar:
-            return f"{self.amount} {self.metric} per {self.calendar} per {whose}"
-        return f"{self.amount} {self.metric} per {self.period_s} s per {whose}"
+            return f"{self.amount:,} {self.metric} per {self.calendar} per {whose}"
+        return f"{self.amount:,} {self.metric} per {self.period_s} s per {whose}"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from django.urls import reverse
 from playwright.sync_api import Page, WebSocketRoute, expect
 
-from inference.models import ModelSetting
 from tenants.principal import LimitMetric
 from tests.e2e.conftest import Visitor
 from tests.e2e.site import MODEL, Site
 from tests.e2e.world import busy_tenant
 from tests.factories import PASSWORD, Cast, set_limit
-from tests.pages import NOBODY, OPERATOR, OWNER, PAGES, RECENT, admin_lists, path_of
+from tests.pages import NOBODY, OPERATOR, OWNER, PAGES, RECENT, admin_forms, admin_lists, path_of
 
 WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
@@ -85,6 +84,11 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], cast: Cast, id
         if who != OPERATOR:
             expect(page.locator("h1")).to_have_count(1)
         in_every_look(visitor, name, context=".live" if who == OPERATOR else None)
+    if who == OWNER:
+        for by in ("key", "project", "model"):
+            page.goto(f"{path_of('usage', ids)}?days=90&by={by}")
+            ready(page, "usage")
+            in_every_look(visitor, f"usage-by-{by}")
 
 
 @pytest.mark.timeout(600)
@@ -94,17 +98,17 @@ def test_the_admins_lists_and_forms_fit(visit: Callable[..., Visitor], site: Sit
     visitor = visit()
     page = visitor.page
     visitor.sign_in_operator(cast.operator.email, "/admin/live/")
-    setting = site.do(lambda: ModelSetting.objects.get(name="fast").pk)
-    forms = [reverse("admin:inference_modelsetting_change", args=[setting]), "/admin/tenants/tenant/add/"]
+    forms = site.do(lambda: admin_forms(cast.operator))
     for path in [*admin_lists(), *forms]:
         answer = page.goto(path)
         assert answer is not None
         assert answer.ok, f"{path}: {answer.status}"
-        name = "admin-" + path.removeprefix("/admin/").strip("/").replace("/", "-")
+        name = re.sub(r"/\d+/", "/", path).strip("/").replace("/", "-")
         for screen, (width, height, scheme) in SCREENS.items():
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme=scheme)
-            visitor.shoot(f"{name}-{screen}")
+            if path not in forms or screen == "phone":
+                visitor.shoot(f"{name}-{screen}")
             wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
         page.set_viewport_size({"width": 1280, "height": 800})

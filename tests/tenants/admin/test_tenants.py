@@ -1,0 +1,117 @@
+"""Tenants, tiers and people in the operator's admin: every change is on record."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenants.models import AuditEntry, Membership, QuotaLimit, Role, Tenant, Tier, User
+from tests.factories import make_tenant, make_tier, make_user
+from tests.tenants.admin.forms import inline_blanks, last_audit, url
+
+pytestmark = pytest.mark.django_db
+
+
+def test_tenants_are_suspended_and_resumed_by_actions(browser, operator):
+    tenant = make_tenant()
+    act = {"action": "suspend", "_selected_action": [tenant.pk]}
+    asked = browser.post(url(Tenant, "changelist"), act).content.decode()
+    assert tenant.name in asked
+    tenant.refresh_from_db()
+    assert not tenant.is_suspended, "it was only asked"
+    browser.post(
+        url(Tenant, "changelist"), {**act, "confirmed": "1", "reason": "The invoice of March is open"}
+    )
+    tenant.refresh_from_db()
+    assert (tenant.is_suspended, tenant.suspended_reason) == (True, "The invoice of March is open")
+    browser.post(url(Tenant, "changelist"), {**act, "action": "resume"})
+    tenant.refresh_from_db()
+    assert not tenant.is_suspended
+    assert last_audit("tenant.resumed").actor_user == operator
+    assert browser.post(url(Tenant, "delete", tenant.pk), {"post": "yes"}).status_code == 403
+
+
+def test_a_tenant_with_a_member_and_a_limit_in_one_form(browser, operator):
+    user = make_user()
+    form = inline_blanks() | {
+        "name": "Acme",
+        "slug": "acme",
+        "tier": make_tier().pk,
+        "timezone": "Europe/Berlin",
+        "memberships-TOTAL_FORMS": "1",
+        "memberships-0-user": user.pk,
+        "memberships-0-role": "owner",
+        "limits-TOTAL_FORMS": "2",
+        "limits-0-metric": "tokens",
+        "limits-0-amount": "5000",
+        "limits-0-period_s": "60",
+        "limits-0-burst": "",
+        "limits-1-metric": "concurrency",
+        "limits-1-amount": "3",
+        "limits-1-period_s": "60",
+        "limits-1-burst": "",
+    }
+    page = browser.post(url(Tenant, "add"), form)
+    assert page.status_code == 302, page.context["errors"]
+    tenant = Tenant.objects.get(slug="acme")
+    assert Membership.objects.get(tenant=tenant).role == Role.OWNER
+    limits = QuotaLimit.objects.filter(tenant=tenant).order_by("id")
+    assert [(x.scope, x.metric, x.amount, x.period_s, x.burst) for x in limits] == [
+        ("tenant", "tokens", 5000, 60, 5000),
+        ("tenant", "concurrency", 3, 0, 3),
+    ]
+    actions = AuditEntry.objects.filter(tenant=tenant, actor_user=operator).values_list("action", flat=True)
+    assert sorted(actions) == ["limit.created", "limit.created", "member.created", "tenant.created"]
+
+
+def test_a_tier_change_is_on_record(browser, operator):
+    tier = make_tier("odd", rank=77)
+    form = inline_blanks() | {
+        "name": "odd",
+        "rank": "77",
+        "weight": "9",
+        "max_queued": "10",
+        "max_queued_per_tenant": "5",
+        "deadline_s": "60",
+        "max_output_tokens": "100",
+    }
+    assert browser.post(url(Tier, "change", tier.pk), form).status_code == 302
+    entry = last_audit("tier.changed")
+    assert (entry.before["weight"], entry.after["weight"], entry.tenant) == (1, 9, None)
+    page = browser.post(url(Tier, "change", tier.pk), form | {"max_queued_per_tenant": "11"})
+    assert page.status_code == 200
+    assert page.context["adminform"].form.errors
+
+
+def test_a_person_is_added_by_mail_and_passwords_are_never_recorded(browser):
+    form = {"email": "Ada@Example.org", "usable_password": "true"}
+    secret = "a long and fine password"
+    page = browser.post(url(User, "add"), form | {"password1": secret, "password2": secret})
+    assert page.status_code == 302, page.context["errors"]
+    user = User.objects.get(email="ada@example.org")
+    assert user.check_password(secret)
+    again = browser.post(url(User, "add"), form | {"password1": secret, "password2": secret})
+    assert again.status_code == 200
+    other = "another fine password"
+    change = f"/admin/tenants/user/{user.pk}/password/"
+    assert (
+        browser.post(change, {"password1": other, "password2": other, "usable_password": "true"}).status_code
+        == 302
+    )
+    recorded = str(list(AuditEntry.unscoped.values("action", "before", "after")))
+    assert "user.created" in recorded
+    assert "user.password_set" in recorded
+    assert secret not in recorded
+    assert other not in recorded
+    assert "md5" not in recorded
+
+
+def test_a_time_zone_that_is_none_is_refused(browser):
+    form = inline_blanks() | {
+        "name": "Acme",
+        "slug": "acme",
+        "tier": make_tier().pk,
+        "timezone": "Mars/Olympus",
+    }
+    page = browser.post(url(Tenant, "add"), form)
+    assert page.status_code == 200
+    assert b"No time zone of the IANA database" in page.content
