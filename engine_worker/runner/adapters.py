@@ -83,7 +83,7 @@ class _Rows:
     of: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class _Adapted(nn.Module):
+class Adapted(nn.Module):
     """A linear layer, and for the rows of each adapter what that adds."""
 
     def __init__(self, base: nn.Linear, added: Mapping[str, LowRank], rows: _Rows) -> None:
@@ -93,16 +93,19 @@ class _Adapted(nn.Module):
         self._rows = rows
 
     def forward(self, x: Tensor) -> Tensor:
+        """Without any adapter's part: what is asked before there are rows."""
         out: Tensor = self.base(x)
+        return out
+
+    def add(self, x: Tensor, out: Tensor) -> None:
+        """`x`: [tokens, in]; `out`: [tokens, out], to which it is added."""
         for name, rows in self._rows.of.items():
             if (added := self._added.get(name)) is not None:
-                delta = x[0].index_select(0, rows) @ added.down.T @ added.up.T
-                out[0].index_add_(0, rows, delta)
-        return out
+                out.index_add_(0, rows, x.index_select(0, rows) @ added.down.T @ added.up.T)
 
 
 class Adapters:
-    """The adapters of one model, whose layers it wraps. Before they are packed: a wrapped layer is not fused."""
+    """The adapters of one model, whose layers it wraps. Before they are packed."""
 
     def __init__(self, model: nn.Module, directories: Mapping[str, Path]) -> None:
         self._rows = _Rows()
@@ -125,7 +128,7 @@ class Adapters:
                     raise UnsupportedModel(
                         f"adapter {name!r} is of another model: {layer} has other dimensions"
                     )
-            setattr(parent, own_name, _Adapted(base, added, self._rows))
+            setattr(parent, own_name, Adapted(base, added, self._rows))
 
     def select(self, segments: Sequence[Segment]) -> None:
         """For the next forward, whose packed row these segments are."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import structlog
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.interface import PLAN, KVShape, Segment
+from engine_worker.attention.interface import PLAN, AttentionPlan, KVShape, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner import group
 from engine_worker.runner.adapters import Adapters
-from engine_worker.runner.linears import pack_linears
+from engine_worker.runner.lean_model import LeanModel
 from engine_worker.runner.model_loader import LoadedModel
 
 log = structlog.get_logger(__name__)
@@ -47,13 +48,15 @@ class Decoder(Protocol):
 
 
 class TorchDecoder:
-    """`transformers`' modules, unmodified but for packed linear layers, on torch's kernels."""
+    """On torch's kernels."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> None:
-        self._model = loaded.model
-        self._adapters = Adapters(self._model, config.adapter_dirs())
-        if group.size() == 1:  # a packed layer would not know that it holds a part
-            pack_linears(self._model, config.precision)
+        self._adapters = Adapters(loaded.model, config.adapter_dirs())
+        self._logits: _Logits
+        if group.size() == 1:
+            self._logits = LeanModel(loaded.model, config.precision)
+        else:
+            self._logits = _SharedModel(loaded.model)
         self._attention = CpuAttention(shape)
         self.keys, self.values = self.caches = self._attention.keys, self._attention.values
 
@@ -65,19 +68,38 @@ class TorchDecoder:
         sampled: Sequence[int],
     ) -> Tensor:
         self._adapters.select(segments)
-        output = self._model(
-            input_ids=torch.tensor([token_ids]),
-            position_ids=torch.tensor([positions]),
-            use_cache=False,
-            # An index, not a count: only these rows go through lm_head, the largest product of all.
-            logits_to_keep=torch.tensor(sampled, dtype=torch.int64),
-            **{PLAN: self._attention.plan(segments)},
+        # `sampled` may be empty, which says nothing of its type.
+        return self._logits(
+            torch.tensor(token_ids),
+            torch.tensor(positions),
+            self._attention.plan(segments),
+            torch.tensor(sampled, dtype=torch.int64),
         )
-        logits: Tensor = output.logits[0]
-        return logits
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self._attention.scrub(blocks)
+
+
+_Logits = Callable[[Tensor, Tensor, AttentionPlan, Tensor], Tensor]
+"""Of token ids, positions, the step's plan and the sampled rows: see LeanModel."""
+
+
+class _SharedModel:
+    """`transformers`' modules unmodified: in a group they know that each process holds a part."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, sampled: Tensor) -> Tensor:
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=sampled,
+            **{PLAN: plan},
+        )
+        logits: Tensor = output.logits[0]
+        return logits
 
 
 def make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> Decoder:

@@ -1,4 +1,4 @@
-"""Which models of `transformers` run in the engine unmodified, and what of them would give wrong tokens."""
+"""Which models of `transformers` run in the engine, and what of them would give wrong tokens."""
 
 from __future__ import annotations
 
