@@ -2,8 +2,8 @@
 
 Five tasks share one event loop and one outbox:
 
-    claim      broker.claim(engine.room()) -> engine.add
-    hear       of better work, while there is no room -> claim
+    claim      broker.claim(engine.room()) -> engine.add: `claimer.py`
+    hear       of better work, while there is no room -> claim: there too
     collect    engine.steps()              -> outbox
     publish    outbox -> broker.publish    -> verdicts -> engine.abort: `publisher.py`
     heartbeat  status, registration, the sweep, and a watch over the engine's progress
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Final
 
 import structlog
 
-from engine_worker.broker import BrokerUnavailable, Claim, Held, WorkerBroker
+from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.canary import Canary
 from engine_worker.choices import expand
+from engine_worker.claimer import Claimer
 from engine_worker.engine.errors import EngineDead, EngineFailure
 from engine_worker.engine.types import Engine, EngineRequest
 from engine_worker.outbox import Outbox
@@ -35,12 +34,6 @@ from engine_worker.worker_config import WorkerConfig
 from engine_worker.worker_status import now_ms, status_of
 
 _log = structlog.get_logger("engine_worker.worker")
-
-_WAIT_FOR_WORK_S: Final = 1.0
-_CLAIMED_UNSEEN: Final = 2
-"""So many at most are claimed with the room that there was up to `_WAIT_FOR_WORK_S` ago. More than one: then one that
-came alone says that no other waits."""
-_WAIT_FOR_BETTER_S: Final = 5.0
 
 
 class Worker:
@@ -66,12 +59,11 @@ class Worker:
         self._phases = Phases(config.worker_id)
         self._canary = Canary(engine, after_s=config.canary_s, patience_s=config.stall_s)
         self._started_at_ms = now_ms()
-        self._stepped = asyncio.Event()  # for claim: there may be room
-        self._publisher = Publisher(
-            engine, broker, self._outbox, self._phases, config, on_waiting=self._stepped.set
-        )
-        self._is_full = asyncio.Event()  # for hear: without room what is better is news
         self._stopping = asyncio.Event()
+        self._claimer = Claimer(engine, broker, self._outbox, start=self._start, stopping=self._stopping)
+        self._publisher = Publisher(
+            engine, broker, self._outbox, self._phases, config, on_waiting=self._claimer.wake
+        )
         self._handing_back = asyncio.Event()
         self.registered = asyncio.Event()
         """Set when gateways know the model."""
@@ -87,10 +79,10 @@ class Worker:
         await self._register_until_stopped()
         self.registered.set()
         _log.info("worker_started", worker_id=self._config.worker_id, model=self._card.model)
-        claim = asyncio.create_task(self._claim(), name="worker-claim")
+        claim = asyncio.create_task(self._claimer.run(), name="worker-claim")
         tasks = [
             claim,
-            asyncio.create_task(self._hear(), name="worker-hear"),
+            asyncio.create_task(self._claimer.hear(), name="worker-hear"),
             asyncio.create_task(self._collect(), name="worker-collect"),
             asyncio.create_task(self._publisher.run(), name="worker-publish"),
             asyncio.create_task(self._heartbeat(), name="worker-heartbeat"),
@@ -112,76 +104,6 @@ class Worker:
         return 1 if failures else 0
 
     # -- the five tasks ------------------------------------------------------------------------
-
-    async def _claim(self) -> None:
-        """Ends by itself when stopping: a claim that is cancelled half way would strand what it took."""
-        backoff = Backoff()
-        queue_is_empty = False
-        while not self._stopping.is_set():
-            self._stepped.clear()
-            room = self._engine.room()
-            try:
-                if room <= 0:
-                    queue_is_empty = False
-                    self._is_full.set()
-                    if not await self._claim_better():
-                        await wait(self._stepped, _WAIT_FOR_WORK_S)
-                    continue
-                if queue_is_empty:
-                    room = min(room, _CLAIMED_UNSEEN)
-                    claims = await self._broker.claim_queued(room, timeout_s=_WAIT_FOR_WORK_S)
-                    if self._stopping.is_set():
-                        await self._give_back(claims)
-                        return
-                else:
-                    claims = await self._broker.claim(room)
-                for claim in claims:
-                    self._start(claim)
-                queue_is_empty = len(claims) < room
-                backoff.reset()
-            except BrokerUnavailable:
-                queue_is_empty = False
-                await backoff.sleep()
-
-    async def _give_back(self, claims: Sequence[Claim]) -> None:
-        """Asked for before it was told to stop: they are another's, at once."""
-        if claims:
-            held = [Held(claim.request.request_id, claim.epoch) for claim in claims]
-            await self._broker.release(held, failed=False)
-
-    async def _claim_better(self) -> bool:
-        """Without room: takes what is of a better class than something held, which the engine then preempts.
-
-        Asks only when the last publish said that such a request waits: a full worker costs no extra calls.
-        """
-        extra, worst = self._outbox.to_put_aside(self._engine.stats().running)
-        waiting, self._broker.waiting_class = self._broker.waiting_class, None
-        if not extra or waiting is None or waiting >= worst:
-            return False
-        claims = await self._broker.claim(0, extra=extra, put_aside=worst)
-        for claim in claims:
-            self._start(claim)
-        return bool(claims)
-
-    async def _hear(self) -> None:
-        """A better class than all that waited does not have to wait for the next publish to be heard of."""
-        backoff = Backoff()
-        while True:
-            await self._is_full.wait()
-            self._is_full.clear()
-            if self._stopping.is_set():
-                await asyncio.sleep(_WAIT_FOR_BETTER_S)
-                continue
-            try:
-                better = await self._broker.wait_for_better(_WAIT_FOR_BETTER_S)
-                backoff.reset()
-            except BrokerUnavailable:
-                await backoff.sleep()
-                continue
-            if better is not None:
-                waiting = self._broker.waiting_class
-                self._broker.waiting_class = better if waiting is None else min(better, waiting)
-                self._stepped.set()
 
     def _start(self, claim: Claim) -> None:
         request = claim.request
@@ -248,7 +170,7 @@ class Worker:
                 self._add(engine_id, choice)
             self._canary.hear(step.outputs)
             self._publisher.wake()
-            self._stepped.set()
+            self._claimer.wake()
         raise EngineDead("the engine stopped stepping")
 
     async def _heartbeat(self) -> None:

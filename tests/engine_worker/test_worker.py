@@ -94,7 +94,7 @@ async def test_a_full_worker_claims_what_is_better_before_its_next_step(start, g
 
 
 async def test_an_idle_worker_starts_at_once(start, gateway, make, model, monkeypatch):
-    monkeypatch.setattr("engine_worker.worker._WAIT_FOR_WORK_S", 5.0)
+    monkeypatch.setattr("engine_worker.claimer._WAIT_FOR_WORK_S", 5.0)
     start()
     await put(gateway, make("warm"))
     await until(finished(gateway, model, "warm"))

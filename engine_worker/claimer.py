@@ -1,0 +1,113 @@
+"""Whose turn it is: claims what can start now, and hears of what is better than what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from engine_worker.broker import BrokerUnavailable, Claim, Held, WorkerBroker
+from engine_worker.engine.types import Engine
+from engine_worker.outbox import Outbox
+from engine_worker.waiting import Backoff, wait
+
+_WAIT_FOR_WORK_S: Final = 1.0
+_CLAIMED_UNSEEN: Final = 2
+"""So many at most are claimed with the room that there was up to `_WAIT_FOR_WORK_S` ago. More than one: then one that
+came alone says that no other waits."""
+_WAIT_FOR_BETTER_S: Final = 5.0
+
+
+class Claimer:
+    """Two of the worker's tasks. `start` is called with each claim, in order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        broker: WorkerBroker,
+        outbox: Outbox,
+        *,
+        start: Callable[[Claim], None],
+        stopping: asyncio.Event,
+    ) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._outbox = outbox
+        self._start = start
+        self._stopping = stopping
+        self._stepped = asyncio.Event()
+        self._is_full = asyncio.Event()  # without room what is better is news
+
+    def wake(self) -> None:
+        """There may be room, or something better waits."""
+        self._stepped.set()
+
+    async def run(self) -> None:
+        """Ends by itself when stopping: a claim that is cancelled half way would strand what it took."""
+        backoff = Backoff()
+        queue_is_empty = False
+        while not self._stopping.is_set():
+            self._stepped.clear()
+            room = self._engine.room()
+            try:
+                if room <= 0:
+                    queue_is_empty = False
+                    self._is_full.set()
+                    if not await self._claim_better():
+                        await wait(self._stepped, _WAIT_FOR_WORK_S)
+                    continue
+                if queue_is_empty:
+                    room = min(room, _CLAIMED_UNSEEN)
+                    claims = await self._broker.claim_queued(room, timeout_s=_WAIT_FOR_WORK_S)
+                    if self._stopping.is_set():
+                        await self._give_back(claims)
+                        return
+                else:
+                    claims = await self._broker.claim(room)
+                for claim in claims:
+                    self._start(claim)
+                queue_is_empty = len(claims) < room
+                backoff.reset()
+            except BrokerUnavailable:
+                queue_is_empty = False
+                await backoff.sleep()
+
+    async def _give_back(self, claims: Sequence[Claim]) -> None:
+        """Asked for before it was told to stop: they are another's, at once."""
+        if claims:
+            held = [Held(claim.request.request_id, claim.epoch) for claim in claims]
+            await self._broker.release(held, failed=False)
+
+    async def _claim_better(self) -> bool:
+        """Without room: takes what is of a better class than something held, which the engine then preempts.
+
+        Asks only when the last publish said that such a request waits: a full worker costs no extra calls.
+        """
+        extra, worst = self._outbox.to_put_aside(self._engine.stats().running)
+        waiting, self._broker.waiting_class = self._broker.waiting_class, None
+        if not extra or waiting is None or waiting >= worst:
+            return False
+        claims = await self._broker.claim(0, extra=extra, put_aside=worst)
+        for claim in claims:
+            self._start(claim)
+        return bool(claims)
+
+    async def hear(self) -> None:
+        """A better class than all that waited does not have to wait for the next publish to be heard of."""
+        backoff = Backoff()
+        while True:
+            await self._is_full.wait()
+            self._is_full.clear()
+            if self._stopping.is_set():
+                await asyncio.sleep(_WAIT_FOR_BETTER_S)
+                continue
+            try:
+                better = await self._broker.wait_for_better(_WAIT_FOR_BETTER_S)
+                backoff.reset()
+            except BrokerUnavailable:
+                await backoff.sleep()
+                continue
+            if better is not None:
+                waiting = self._broker.waiting_class
+                self._broker.waiting_class = better if waiting is None else min(better, waiting)
+                self._stepped.set()
