@@ -20,6 +20,9 @@ from engine_worker.protocol import Chunk, ProtocolError
 log = structlog.get_logger(__name__)
 
 _BUFFER_CHUNKS: Final = 512
+_TOLD_AT_ONCE: Final = 64
+"""Chunks in one turn of the event loop: some milliseconds' work of their streams. A step of a large batch, or what
+came while the loop was busy, would be hundreds."""
 _SILENCE_S: Final = 5.0
 """After so long without a chunk the log is asked: whatever went wrong, a stream never hangs on it."""
 _RETRY_S: Final = 0.5
@@ -76,6 +79,7 @@ class LiveStreams:
         try:
             async with self._broker.live(self.channel) as live:
                 ready.set_result(None)
+                told = 0
                 while True:
                     try:
                         batch = await anext(live)
@@ -90,6 +94,9 @@ class LiveStreams:
                     for chunk in batch:
                         for stream in self._streams.get(chunk.request_id, ()):
                             stream.put(chunk)
+                        told += 1
+                        if told % _TOLD_AT_ONCE == 0:
+                            await asyncio.sleep(0)  # those send what they have, before the others
         except BrokerUnavailable as error:
             if not ready.done():
                 ready.set_exception(error)

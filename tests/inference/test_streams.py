@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 
@@ -62,6 +63,9 @@ class Running:
         self._worker, self._id, self._epoch, self._seq = worker, request_id, epoch, 0
 
     async def publish(self, *texts: str, finish: str | None = None) -> None:
+        await self._worker.publish([self.held(*texts, finish=finish)])
+
+    def held(self, *texts: str, finish: str | None = None) -> Held:
         chunks = []
         for text in texts:
             chunks.append(
@@ -71,7 +75,7 @@ class Running:
         if finish:
             end = Finish(reason=finish, prompt_tokens=2, completion_tokens=self._seq)
             chunks.append(Chunk(request_id=self._id, epoch=self._epoch, seq=self._seq, finish=end))
-        await self._worker.publish([Held(request_id=self._id, epoch=self._epoch, chunks=chunks)])
+        return Held(request_id=self._id, epoch=self._epoch, chunks=chunks)
 
 
 @pytest.fixture
@@ -81,7 +85,7 @@ def begin(
     async def start(request_id: str = "r1") -> tuple[TokenStream, Running]:
         stream = await live.open(model, request_id, is_new=True)
         await broker.enqueue(
-            a_request(model, live.channel, request_id), max_queued=100, max_queued_per_tenant=100
+            a_request(model, live.channel, request_id), max_queued=1000, max_queued_per_tenant=1000
         )
         (claim,) = await worker.claim(1)
         return stream, Running(worker, request_id, claim.epoch)
@@ -152,6 +156,29 @@ async def test_a_gap_in_the_numbers_is_filled_from_the_log(begin, live):
     live._streams["r1"] = {stream}
     await running.publish("c", finish="stop")
     assert await rest_of(stream) == ["a", "b", "c"]
+
+
+async def test_a_step_of_many_streams_is_told_in_parts(begin, worker):
+    """While a large batch's tokens go out, the event loop turns: nobody waits for all of them."""
+    begun = [await begin(f"r{number}") for number in range(200)]
+    turn, turns = 0, list[int]()
+
+    def turned() -> None:
+        nonlocal turn, turning
+        turn, turning = turn + 1, asyncio.get_running_loop().call_soon(turned)
+
+    async def hear(stream: TokenStream) -> None:
+        chunk = await stream.next(30)
+        assert chunk is not None
+        assert chunk.text == "a"
+        turns.append(turn)
+
+    hearing = [asyncio.create_task(hear(stream)) for stream, _ in begun]
+    turning = asyncio.get_running_loop().call_soon(turned)
+    await worker.publish([running.held("a") for _, running in begun])
+    await asyncio.gather(*hearing)
+    turning.cancel()
+    assert max(turns.count(each) for each in turns) <= 64
 
 
 async def test_a_slow_reader_costs_a_bounded_buffer(begin, monkeypatch):
