@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from inference.key_forms import SCOPES, Choices, KeyForm, NewKeyForm
+from inference.services.recall import recall_from_ledger
 from tenants.client_address import client_address
 from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
@@ -96,7 +97,7 @@ def key(request: HttpRequest, console: Console, key_id: UUID) -> HttpResponse:
         "form": form,
         "now": timezone.now(),
         "scopes": [SCOPES.get(Scope(scope), scope) for scope in api_key.scopes],
-        "limits": limit_gauges(stored.principal, console.tenant) if stored else None,
+        "limits": limit_gauges(stored.principal, console.tenant, recall_from_ledger) if stored else None,
     }
     return render(request, "tenants/key.html", context)
 

@@ -14,6 +14,7 @@ from inference.limit_forms import LimitForm
 from inference.replica import on_replica
 from inference.request_log import keys_used, models_used
 from inference.services.explain import recent_refusals
+from inference.services.recall import recall_from_ledger
 from inference.services.try_limit import DAYS_MAX, TooMuchTraffic, try_limit
 from tenants.console import Console, tenant_page
 from tenants.quotas.gauges import limit_gauges
@@ -31,7 +32,7 @@ def limits(request: HttpRequest, console: Console) -> HttpResponse:
     context = {
         "console": console,
         "section": "limits",
-        "limits": limit_gauges(console.principal(), tenant),
+        "limits": limit_gauges(console.principal(), tenant, recall_from_ledger),
         "key_limits": limits_of_keys(tenant),
         "refusals": recent_refusals(str(tenant.public_id))[:_REFUSALS_SHOWN],
         "max_wait_ms": 1000 * (tier.max_wait_s or tier.deadline_s),

@@ -26,6 +26,7 @@ from engine_worker.broker import BrokerUnavailable
 from inference.batch_list import batches_context
 from inference.operator_api import read_live_state
 from inference.operator_views import live_context
+from inference.services.recall import recall_from_ledger
 from tenants.console import console_of
 from tenants.models import User
 from tenants.quotas.gauges import limit_gauges
@@ -45,7 +46,7 @@ async def _limits(user: User, session: Any, tenant: str) -> str:
 
 def _limits_now(user: User, session: Any, tenant: str) -> str:
     console = console_of(user, session, UUID(tenant))
-    context = {"limits": limit_gauges(console.principal(), console.tenant)}
+    context = {"limits": limit_gauges(console.principal(), console.tenant, recall_from_ledger)}
     return render_to_string("inference/gauges.html", context)
 
 

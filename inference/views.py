@@ -13,6 +13,7 @@ from inference import selectors
 from inference.api.urls import api_document
 from inference.api_reference import operation_rows, struct_rows
 from inference.fleet import served_models
+from inference.services.recall import recall_from_ledger
 from tenants.console import Console, last_console, tenant_page
 from tenants.quotas.gauges import limit_gauges
 from tenants.selectors import api_key_names
@@ -79,7 +80,7 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         "today": today,
         "month": month,
         "health": selectors.month_health(console.tenant),
-        "limits": limit_gauges(console.principal(), console.tenant),
+        "limits": limit_gauges(console.principal(), console.tenant, recall_from_ledger),
         "alerts": selectors.recent_alerts(console.tenant),
         "requests": [(record, record.key_public_id and names.get(record.key_public_id)) for record in recent],
         **api_example(request),

@@ -18,31 +18,68 @@ SLOTS = 16384
 SERVICE = "weir"
 
 
+@dataclass
+class Cluster:
+    """Three masters, each with a third of the slots."""
+
+    url: str
+    scratch: Path
+    clients: list[redis.Redis]
+    processes: list[subprocess.Popen[bytes]]
+
+    def holder_of(self, key: str) -> int:
+        """The number of the node that has it."""
+        slot: Any = self.clients[0].execute_command("CLUSTER KEYSLOT", key)
+        return next(number for number in range(3) if SLOTS * (number + 1) // 3 > slot)
+
+    def lose(self, number: int) -> None:
+        """That node is killed and comes back, to its place and with nothing in it; returns when all know it again."""
+        self.processes[number].kill()
+        self.processes[number].wait()
+        port = self.clients[number].connection_pool.connection_kwargs["port"]
+        self.processes[number] = _node(self.scratch, port)
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        for client in self.clients:
+            wait_for(lambda client=client: client.cluster("info")["cluster_state"] == "ok")
+            wait_for(lambda client=client: len(client.cluster("slots")) == 3)
+
+
 @contextmanager
 def cluster(scratch: Path) -> Iterator[str]:
     """Its URL."""
-    processes, clients = [], []
+    with cluster_of_three(scratch) as nodes:
+        yield nodes.url
+
+
+@contextmanager
+def cluster_of_three(scratch: Path) -> Iterator[Cluster]:
+    nodes = Cluster("", scratch, [], [])
     try:
         for _ in range(3):
             port = free_port()
-            processes.append(_server(scratch / f"node-{port}", port, "--cluster-enabled", "yes"))
-            clients.append(redis.Redis(port=port))
-        for number, client in enumerate(clients):
+            nodes.processes.append(_node(scratch, port))
+            nodes.clients.append(redis.Redis(port=port))
+        for number, client in enumerate(nodes.clients):
             wait_for(client.ping)
             bounds = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
             client.execute_command("CLUSTER ADDSLOTSRANGE", *bounds)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-        ports = [client.connection_pool.connection_kwargs["port"] for client in clients]
+        ports = [client.connection_pool.connection_kwargs["port"] for client in nodes.clients]
         for port in ports[1:]:
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
-        for client in clients:
-            wait_for(lambda client=client: client.cluster("info")["cluster_state"] == "ok")
-            wait_for(lambda client=client: len(client.cluster("slots")) == 3)
-        yield f"redis+cluster://127.0.0.1:{ports[0]}"
+            nodes.clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
+        nodes.wait_until_whole()
+        nodes.url = f"redis+cluster://127.0.0.1:{ports[0]}"
+        yield nodes
     finally:
-        for client in clients:
+        for client in nodes.clients:
             client.close()
-        _end(*processes)
+        _end(*nodes.processes)
+
+
+def _node(scratch: Path, port: int) -> subprocess.Popen[bytes]:
+    return _server(scratch / f"node-{port}", port, "--cluster-enabled", "yes")
 
 
 @dataclass(frozen=True)
@@ -120,7 +157,7 @@ def _binary() -> Path:
 
 
 def _server(directory: Path, port: int, *options: str) -> subprocess.Popen[bytes]:
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     argv = [_binary(), "--port", port, "--bind", "127.0.0.1", "--dir", directory, "--save", "", *options]
     return subprocess.Popen([str(part) for part in argv], stdout=subprocess.DEVNULL)
 

@@ -14,7 +14,7 @@ from tenants.models import Tenant
 from tenants.principal import LimitSpec, Principal
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.periods import period_at
-from tenants.quotas.store import QuotaStore
+from tenants.quotas.store import QuotaStore, Recall
 from tenants.quotas.types import BucketState
 
 log = structlog.get_logger(__name__)
@@ -25,10 +25,10 @@ _TIMEOUT_S = 1.0
 """A page would rather say that it does not know than wait longer."""
 
 
-def limits_left(principal: Principal) -> tuple[BucketState, ...] | None:
-    """None when Redis can't say."""
+def limits_left(principal: Principal, recall: Recall) -> tuple[BucketState, ...] | None:
+    """None when Redis, or the ledger for what Redis forgot, can't say."""
     try:
-        return async_to_sync(_limits_left)(principal)
+        return async_to_sync(_limits_left)(principal, recall)
     except QuotaUnavailable as error:
         log.warning("limits.unavailable", error=str(error))
         return None
@@ -72,9 +72,9 @@ def forecast(
     ]
 
 
-def limit_gauges(principal: Principal, tenant: Tenant) -> list[Gauge] | None:
-    """Every limit that binds the principal, as it is now; None when Redis can't say."""
-    return forecast(limits_left(principal), tenant)
+def limit_gauges(principal: Principal, tenant: Tenant, recall: Recall) -> list[Gauge] | None:
+    """Every limit that binds the principal, as it is now; None when that can't be said."""
+    return forecast(limits_left(principal, recall), tenant)
 
 
 def _share_left(state: BucketState) -> float:
@@ -92,9 +92,9 @@ def _at_this_rate(state: BucketState, tenant: Tenant, now: datetime) -> int | No
     return round((state.limit.burst - state.remaining) * length_s / elapsed_s)
 
 
-async def _limits_left(principal: Principal) -> tuple[BucketState, ...]:
+async def _limits_left(principal: Principal, recall: Recall) -> tuple[BucketState, ...]:
     # A store of its own: a page runs on whatever event loop its thread was given.
-    store = QuotaStore(settings.REDIS_URL, timeout_s=_TIMEOUT_S, max_connections=1)
+    store = QuotaStore(settings.REDIS_URL, timeout_s=_TIMEOUT_S, max_connections=1, recall=recall)
     try:
         return await store.peek(principal)
     finally:

@@ -115,9 +115,7 @@ class QuotaStore:
         keys = [record_key(tenant, reservation_id), open_key(tenant), warm_key(tenant)]
         keys += [bucket.key for bucket in buckets]
         args = head + [value for bucket in buckets for value in bucket.args]
-        reply = await self._call("reserve", keys, args)
-        if reply[0] == b"cold":
-            reply = await self._reserve_cold(principal, limits, buckets, accepted_at, keys, args)
+        reply = await self._call_recalling("reserve", principal, limits, buckets, accepted_at, keys, args)
         verdict: bytes = reply[0]
         binding, retry_after_ms, requested, granted = (int(value) for value in reply[1:5])
         states = _states(limits, reply[5:])
@@ -133,24 +131,29 @@ class QuotaStore:
             is_spent=verdict == b"spent",
         )
 
-    async def _reserve_cold(
+    async def _call_recalling(
         self,
+        verb: str,
         principal: Principal,
         limits: Sequence[LimitSpec],
         buckets: Sequence[Bucket],
-        accepted_at: datetime,
+        moment: datetime,
         keys: Sequence[str],
         args: Sequence[str | int],
     ) -> Any:
+        """With what Redis does not know put back from the ledger, where the store has one."""
+        reply = await self._call(verb, keys, args)
+        if reply[0] != b"cold":
+            return reply
         # One at a time: the others find it done. Asked again before, since the first may just have done it.
         async with self._recalling:
             for _ in range(_RECALL_ATTEMPTS):
-                reply = await self._call("reserve", keys, args)
+                reply = await self._call(verb, keys, args)
                 if reply[0] != b"cold":
                     return reply
                 assert self._recall is not None
                 cold = [int(number) - 1 for number in reply[1:]]
-                known = await self._recall(principal, [limits[i] for i in cold], accepted_at)
+                known = await self._recall(principal, [limits[i] for i in cold], moment)
                 await self._restore(principal.tenant_public_id, [buckets[i] for i in cold], known)
         raise QuotaUnavailable("Redis forgets limits as fast as they are restored")
 
@@ -232,17 +235,19 @@ class QuotaStore:
         )
 
     async def peek(self, principal: Principal, now: datetime | None = None) -> tuple[BucketState, ...]:
-        """Every limit's state, in the order of `principal.limits`. Takes nothing."""
+        """Every limit's state, in the order of `principal.limits`. Takes nothing.
+
+        With `recall`, also right where Redis has forgotten it and nothing was asked since.
+        """
         limits = principal.limits
         if not limits:
             return ()
         now = now or datetime.now(UTC)
         buckets = [bucket_of(principal, spec, now) for spec in limits]
-        reply = await self._call(
-            "peek",
-            [bucket.key for bucket in buckets],
-            [value for bucket in buckets for value in bucket.args],
-        )
+        keys = [warm_key(principal.tenant_public_id), *(bucket.key for bucket in buckets)]
+        args: list[str | int] = [0 if self._recall is None else 1]
+        args += [value for bucket in buckets for value in bucket.args]
+        reply = await self._call_recalling("peek", principal, limits, buckets, now, keys, args)
         return _states(limits, reply)
 
     async def enter_line(

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-import redis
 from django.db import connections
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from engine_worker.broker import keys
+from engine_worker.broker.connection import connect_sync, disconnect_sync
 from tests.engine_worker.models import VOCAB_SIZE, byte_tokenizer
 from weir.servers import DAPHNE, server_arguments
 
@@ -101,9 +103,13 @@ class Site:
         def is_there() -> bool:
             return MODEL in httpx.get(f"{self.url}/docs", timeout=10).text
 
-        with redis.Redis.from_url(self.env["REDIS_URL"]) as server:
+        retry = Retry(NoBackoff(), 0)
+        server = connect_sync(self.env["REDIS_URL"], connect_timeout_s=5, timeout_s=10, retry=retry)
+        try:
             workers = keys.model_prefix(MODEL) + "workers"
             wait_until(lambda: server.zcard(workers) == 1, "the worker to be the only one", self.log)
+        finally:
+            disconnect_sync(server)
         wait_until(is_there, "the worker", self.log)
 
     def stop_worker(self) -> None:
@@ -158,7 +164,13 @@ def scripted_model(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running_site(database: dict[str, Any], scratch: Path, *, migrate: bool = False) -> Iterator[Site]:
+def running_site(
+    database: dict[str, Any],
+    scratch: Path,
+    *,
+    migrate: bool = False,
+    more_env: Mapping[str, str] | None = None,
+) -> Iterator[Site]:
     """On that database, which is migrated already unless asked for."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -175,6 +187,7 @@ def running_site(database: dict[str, Any], scratch: Path, *, migrate: bool = Fal
         "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}",
         "WEIR_EXPECTED_MODELS": LATE_MODEL,
         "SCRIPTED_STEP_S": str(1 / TOKENS_PER_S),
+        **(more_env or {}),
     }
     site = Site(port=port, env=env, log=scratch / "site.log")
     scripted_model(scratch)

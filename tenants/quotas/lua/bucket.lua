@@ -133,6 +133,17 @@ local function buckets_from(first_key, first_arg)
   return buckets
 end
 
+-- {'cold', i, ...}: the numbers of the buckets that Redis does not know, or nil. Slots are never recalled.
+local function cold_of(buckets, warm)
+  local cold = {'cold'}
+  for i, bucket in ipairs(buckets) do
+    if bucket.period ~= SLOTS and redis.call('SISMEMBER', warm, bucket.known_as) == 0 then
+      cold[#cold + 1] = i
+    end
+  end
+  if #cold > 1 then return cold end
+end
+
 -- The reservation's buckets, with what was taken from each, as reserve.lua wrote them.
 -- Their keys are not in KEYS: the caller does not know them. They carry the same hash tag as KEYS[1], so
 -- they live on the same node of a cluster.

@@ -61,13 +61,8 @@ if before[1] == 'reserved' then return answer('admitted', 0, 0, 0, tonumber(befo
 if before[1] then return answer('closed', 0, 0, 0, 0) end
 
 if ARGV[9] == '1' then
-  local cold = {'cold'}
-  for i, bucket in ipairs(buckets) do
-    if bucket.period ~= SLOTS and redis.call('SISMEMBER', KEYS[3], bucket.known_as) == 0 then
-      cold[#cold + 1] = i
-    end
-  end
-  if #cold > 1 then return cold end
+  local cold = cold_of(buckets, KEYS[3])
+  if cold then return cold end
 end
 
 local function cost_of(tokens)

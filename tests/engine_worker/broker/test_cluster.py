@@ -7,8 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_worker.broker import GatewayBroker, Held, LiveChannel, OperatorBroker, UsageReader, WorkerBroker
-from engine_worker.protocol import GenerateRequest, SamplingParams
+from engine_worker.broker import (
+    ControlBroker,
+    GatewayBroker,
+    Held,
+    LiveChannel,
+    OperatorBroker,
+    UsageReader,
+    WorkerBroker,
+)
+from engine_worker.protocol import GenerateRequest, ModelAnswer, ModelCommand, ProcessStatus, SamplingParams
 from tests import redis_fleets
 from tests.engine_worker.broker.driving import card, last, publish, put, status, tokens
 
@@ -81,6 +89,26 @@ async def test_everything_works_on_a_cluster(cluster_url):
         reader.close()
         for broker in (gateway, operator, *workers):
             await broker.aclose()
+
+
+async def test_a_process_takes_commands_on_a_cluster(cluster_url):
+    control = ControlBroker(cluster_url, timeout_s=10)
+    process = ProcessStatus(worker_id="p", started_at_ms=1, updated_at_ms=2, max_models=2, models=["m"])
+    other = ProcessStatus(worker_id="gone", started_at_ms=1, updated_at_ms=2, max_models=2, models=[])
+    command = ModelCommand(command_id="c", action="unload", model="m")
+    try:
+        for each in (process, other):
+            await control.heartbeat(each)
+        await control.farewell("gone")
+        assert await control.processes() == [process]
+        await control.send("p", command)
+        assert await control.waiting("p") == ["c"]
+        assert await control.next_command("p") == command
+        assert (await control.waiting("p"), await control.answer_to("c")) == ([], None)
+        await control.answer(ModelAnswer(command_id="c", models=[]))
+        assert await control.answer_to("c") == ModelAnswer(command_id="c", models=[])
+    finally:
+        await control.aclose()
 
 
 async def heard(live: LiveChannel, request_id: str) -> None:
