@@ -1,42 +1,97 @@
 """Reports read a replica where there is one, so that they never hold up what writes the ledger.
 
 A replica is a little behind: only what a person looks at comes from it, never what decides (limits, budgets, keys) nor
-what is kept (exports, which read in one snapshot).
+what is kept (exports, which read in one snapshot). One that is further behind than WEIR_REPLICA_MAX_LAG_S, or away, is
+not asked: the primary is.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any, Final, ParamSpec, TypeVar
 
 import structlog
 from django.conf import settings
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connections
 from django.db.models import Model
+from prometheus_client import Counter, Gauge
 
 log = structlog.get_logger(__name__)
 
 REPLICA: Final = "replica"
+READS = Counter(
+    "weir_report_reads",
+    "Reports, by where they were read: replica, primary_lagging, primary_away.",
+    ["source"],
+)
+LAG = Gauge(
+    "weir_replica_lag_seconds", "How far the replica of reports was behind when it was last looked at."
+)
+_LOOK_EVERY_S: Final = 1.0
+_LAG: Final = """
+SELECT CASE
+    WHEN NOT pg_is_in_recovery() THEN 0
+    WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AND EXISTS (SELECT FROM pg_stat_wal_receiver) THEN 0
+    ELSE extract(epoch FROM now() - pg_last_xact_replay_timestamp()) END
+"""
+"""Seconds. 0 where all that came is replayed, and more still comes: an idle primary sends no transactions, and its
+replica is not behind. Else the age of the last transaction: too much rather than too little."""
 _reads_replica: ContextVar[bool] = ContextVar("reads_replica", default=False)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
 
+class _Lag:
+    """Looked at once a second at most, by whichever thread comes first then."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._looked_at = float("-inf")
+        self._is_small = True
+
+    def is_small(self) -> bool:
+        """Raises OperationalError, InterfaceError where the replica is away."""
+        with self._lock:
+            if time.monotonic() - self._looked_at < _LOOK_EVERY_S:
+                return self._is_small
+            self._looked_at = time.monotonic()
+        with connections[REPLICA].cursor() as cursor:
+            cursor.execute(_LAG)
+            (lag,) = cursor.fetchone()
+        lag_s = float("inf") if lag is None else float(lag)
+        LAG.set(lag_s)
+        if self._is_small != (lag_s <= settings.REPLICA_MAX_LAG_S):
+            self._is_small = not self._is_small
+            log.warning("replica_caught_up" if self._is_small else "replica_lags", lag_s=round(lag_s, 1))
+        return self._is_small
+
+
+_lag = _Lag()
+
+
 def on_replica(read: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
-    """`read(...)` with its queries on the replica; on the primary where there is none or it does not answer.
+    """`read(...)` with its queries on the replica; on the primary where there is none, or it lags or does not answer.
 
     `read` must have asked everything by the time it returns, and change nothing.
     """
     if REPLICA not in settings.DATABASES:
         return read(*args, **kwargs)
+    source = "primary_lagging"
     token = _reads_replica.set(True)
     try:
-        return read(*args, **kwargs)
+        if _lag.is_small():
+            result = read(*args, **kwargs)
+            READS.labels(REPLICA).inc()
+            return result
     except (OperationalError, InterfaceError) as error:
+        source = "primary_away"
         log.warning("replica_away", error=type(error).__name__)
     finally:
         _reads_replica.reset(token)
+    READS.labels(source).inc()
     return read(*args, **kwargs)
 
 

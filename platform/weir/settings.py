@@ -193,6 +193,8 @@ def _database(name: str, url: str) -> dict[str, Any]:
 DATABASES = {"default": _database("DATABASE_URL", DATABASE_URL)}
 _replica_url = env.secret("WEIR_REPLICA_URL")
 """A streaming replica, where reports are read; None: they are read where all is."""
+REPLICA_MAX_LAG_S = env.number("WEIR_REPLICA_MAX_LAG_S", 60, least=1, most=86_400)
+"""Further behind than this it is not asked: the primary is."""
 if _replica_url:
     DATABASES["replica"] = {**_database("WEIR_REPLICA_URL", _replica_url), "TEST": {"MIRROR": "default"}}
     DATABASE_ROUTERS = ["inference.replica.ReplicaRouter"]

@@ -1,11 +1,11 @@
-"""Reports are read where WEIR_REPLICA_URL says, and where all is when that does not answer; the rest never is."""
+"""Reports are read where WEIR_REPLICA_URL says, and where all is when that lags or is away; the rest never is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,72 +15,89 @@ from django.utils import timezone
 
 from inference.replica import REPLICA, ReplicaRouter, on_replica
 from inference.services.ledger import record_usage
+from tenants.models import Tenant
 from tenants.principal import Scope
-from tests.e2e.site import Site, running_site
+from tests.e2e.site import running_site
 from tests.factories import make_key, make_tenant
 from tests.inference.ledger_driving import an_event
+from tests.streaming_replica import streaming_replica, until
 
-
-@pytest.fixture
-def lagging() -> Iterator[str]:
-    """Options of a connection that sees sums of its own, as a replica that is behind has others."""
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE ROLE lagging_reader LOGIN SUPERUSER PASSWORD 'secret'")
-        cursor.execute("CREATE SCHEMA lagging")
-        cursor.execute(
-            "CREATE TABLE lagging.inference_usagedaytotal (LIKE public.inference_usagedaytotal INCLUDING ALL)"
-        )
-    yield "-csearch_path=lagging,public"
-    with connection.cursor() as cursor:
-        cursor.execute("DROP SCHEMA lagging CASCADE")
-        cursor.execute("DROP ROLE lagging_reader")
-
-
-def asked(site: Site, key: str) -> list[dict[str, Any]]:
-    day = timezone.now()
-    span = {"start": f"{day - timedelta(days=2):%Y-%m-%d}", "end": f"{day + timedelta(days=2):%Y-%m-%d}"}
-    answer = httpx.get(
-        f"{site.url}/v1/usage", params=span, headers={"Authorization": f"Bearer {key}"}, timeout=60
-    )
-    assert answer.status_code == 200, answer.text
-    lines: list[dict[str, Any]] = answer.json()["data"]
-    return lines
+MAX_LAG_S = 2
 
 
 @pytest.mark.django_db(transaction=True)
-def test_reports_come_from_the_replica_and_from_the_primary_without_it(lagging: str, tmp_path: Path):
+@pytest.mark.timeout(300)
+def test_reports_come_from_a_streaming_replica_while_it_keeps_up(tmp_path: Path):
+    """A real one, made by pg_basebackup: rows arrive; what lags, and what is dead, is not asked; what is back is."""
     tenant = make_tenant()
     key = make_key(tenant, scopes=tuple(Scope)).secret
+    with streaming_replica() as replica:
+        more = {
+            "WEIR_REPLICA_URL": replica.url(connection.settings_dict["NAME"]),
+            "WEIR_REPLICA_MAX_LAG_S": str(MAX_LAG_S),
+            "WEIR_METRICS_TOKEN": "m",
+        }
+        with running_site(connection.settings_dict, tmp_path, more_env=more) as site:
+            counted = count_requests(site.url, key)
+
+            def asked() -> tuple[int, str]:
+                """How many requests the report knows, and where it was read."""
+                before = sources(site.url)
+                requests = counted()
+                (source,) = [name for name, count in sources(site.url).items() if count > before.get(name, 0)]
+                return requests, source
+
+            assert asked() == (0, "replica"), "it knows the key, and that there is nothing yet"
+            record(tenant)
+            until(lambda: asked() == (1, "replica"))
+
+            replica.say("SELECT pg_wal_replay_pause()")
+            until(lambda: replica.say("SELECT pg_get_wal_replay_pause_state()") == "paused")
+            record(tenant)
+            until(lambda: asked() == (2, "primary_lagging"))
+            assert "replica_lags" in site.log.read_text()
+            replica.say("SELECT pg_wal_replay_resume()")
+            until(lambda: asked() == (2, "replica"))
+
+            replica.kill()
+            for _ in range(2):  # a connection that broke, and one that can't be made
+                record(tenant)
+                requests, source = asked()
+                assert source == "primary_away"
+            assert requests == 4
+            assert "replica_away" in site.log.read_text()
+            replica.start_again()
+            until(lambda: asked() == (4, "replica"))
+
+
+def record(tenant: Tenant) -> None:
     now = int(timezone.now().timestamp() * 1000)
     record_usage([an_event(str(tenant.public_id), created_at_ms=now, finished_at_ms=now + 1)])
-    server = settings.DATABASE_URL.rpartition("/")[0].rpartition("@")[2]
-    database = connection.settings_dict["NAME"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "WEIR_REPLICA_URL", f"postgres://lagging_reader:secret@{server}/{database}?options={lagging}"
-        )
-        with running_site(connection.settings_dict, tmp_path) as site:
-            assert asked(site, key) == [], "it knows the key of the primary, and the sums of the replica"
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    "INSERT INTO lagging.inference_usagedaytotal SELECT * FROM public.inference_usagedaytotal"
-                )
-            (line,) = asked(site, key)
-            assert line["requests"] == 1
-            with connection.cursor() as cursor:
-                cursor.execute("DELETE FROM lagging.inference_usagedaytotal")
-                cursor.execute("ALTER ROLE lagging_reader NOLOGIN")
-                cursor.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'lagging_reader'"
-                )
-            for _ in range(2):  # a connection that broke, and one that can't be made
-                (line,) = asked(site, key)
-                assert line["requests"] == 1, "the replica is away: the primary answers"
+
+
+def count_requests(url: str, key: str) -> Callable[[], int]:
+    day = timezone.now()
+    span = {"start": f"{day - timedelta(days=2):%Y-%m-%d}", "end": f"{day + timedelta(days=2):%Y-%m-%d}"}
+
+    def count() -> int:
+        bearer = {"Authorization": f"Bearer {key}"}
+        answer = httpx.get(f"{url}/v1/usage", params=span, headers=bearer, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return sum(line["requests"] for line in answer.json()["data"])
+
+    return count
+
+
+def sources(url: str) -> dict[str, float]:
+    text = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer m"}, timeout=60).text
+    found = re.findall(r'^weir_report_reads_total\{source="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {name: float(count) for name, count in found}
 
 
 def test_only_what_asks_for_it_reads_the_replica(monkeypatch: pytest.MonkeyPatch):
     router = ReplicaRouter()
     monkeypatch.setitem(settings.DATABASES, REPLICA, {})
+    monkeypatch.setattr("inference.replica._Lag.is_small", lambda self: True)
 
     def where() -> str | None:
         return router.db_for_read(type(None))  # type: ignore[arg-type]
@@ -88,5 +105,7 @@ def test_only_what_asks_for_it_reads_the_replica(monkeypatch: pytest.MonkeyPatch
     assert where() is None
     assert on_replica(where) == REPLICA
     assert where() is None
+    monkeypatch.setattr("inference.replica._Lag.is_small", lambda self: False)
+    assert on_replica(where) is None
     assert router.allow_migrate(REPLICA, "inference") is False
     assert router.allow_migrate("default", "inference") is None
