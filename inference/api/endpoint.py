@@ -23,6 +23,7 @@ from inference.api.error_shapes import render_error
 from inference.api.once import answer_once
 from inference.errors import (
     ApiError,
+    Conflict,
     GenerationFailed,
     InvalidRequest,
     MethodNotAllowed,
@@ -38,6 +39,7 @@ from inference.services.idempotency import Claim
 from inference.services.submission import new_request_id
 from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
 from tenants.client_address import client_address
+from tenants.conflicts import is_conflict
 from tenants.principal import Principal, Scope
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.row_security import bind_tenant
@@ -247,6 +249,11 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, QuotaUnavailable):
         return Overloaded(
             "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
+        )
+    if is_conflict(error):
+        return Conflict(
+            "Something that this belongs to was changed at the same moment. Look again, then try again.",
+            code="conflict",
         )
     if isinstance(error, RequestDataTooBig):
         return TooLarge("The body is too large.", code="request_too_large")

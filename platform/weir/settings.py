@@ -100,6 +100,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "tenants.account.StaffMfaMiddleware",
+    "tenants.conflicts.ConflictMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "weir.csp.ContentSecurityPolicyMiddleware",
     *(["weir.row_security.operator_rows"] if env.flag("WEIR_ROW_SECURITY", False) else []),

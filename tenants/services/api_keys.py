@@ -59,6 +59,7 @@ def issue_api_key(
     """Raises django.core.exceptions.ValidationError when a value won't do."""
     if project is not None and project.tenant_id != tenant.pk:
         raise ValueError("a key can't be of another tenant's project")
+    _hold_project(project)
     if expires_at is not None and expires_at <= timezone.now():
         raise ValidationError({"expires_at": "This moment has passed."})
     secret = new_key_secret()
@@ -95,6 +96,15 @@ def issue_api_key(
     return IssuedKey(api_key=api_key, secret=secret.reveal)
 
 
+def _hold_project(project: Project | None) -> None:
+    """Until the transaction ends nobody deletes it; who has just done so was first. Raises ValidationError."""
+    if project is None:
+        return
+    rows = Project.objects.for_tenant(project.tenant_id).select_for_update(no_key=True)
+    if not rows.filter(pk=project.pk).exists():
+        raise ValidationError({"project": "This project was deleted just now."})
+
+
 @transaction.atomic
 def change_api_key(
     *,
@@ -114,6 +124,7 @@ def change_api_key(
     """
     if project is not None and project.tenant_id != api_key.tenant_id:
         raise ValueError("a key can't be of another tenant's project")
+    _hold_project(project)
     keys = ApiKey.objects.for_tenant(api_key.tenant_id).select_for_update(of=("self",))
     locked = keys.select_related("tenant", "project", "max_tier").get(pk=api_key.pk)
     before = _bounds(locked)

@@ -66,7 +66,7 @@ def test_templates_hold_no_inline_code(template: Path):
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|\shx-on|<script(?![^>]*\ssrc=)", source)
 
 
-@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "500"])
+@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "409", "500"])
 def test_error_pages_render_without_a_request(name: str):
     page = render_to_string(f"{name}.html")
     assert name[:3] in page
