@@ -2,7 +2,7 @@
 
     python -m engine_worker.compiled
 
-The first worker on a machine does it by itself; several that start at once would each do it.
+The first worker on a machine does it by itself; others that start meanwhile wait for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def main() -> None:
         return
     began = time.perf_counter()
     # It compiles when it is imported, which only a machine that can run it survives.
-    from engine_worker.compiled import forward
+    from engine_worker.compiled.once import compiling
+
+    with compiling():
+        from engine_worker.compiled import forward
 
     assert forward.run_step.address
     print(f"The kernels are compiled for this machine ({time.perf_counter() - began:.0f} s).")

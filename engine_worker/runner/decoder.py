@@ -127,7 +127,10 @@ def _make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> 
     reason = _not_compiled(config, loaded)
     if reason is None:
         # It compiles when it is imported, which only a machine that can run it survives.
-        from engine_worker.compiled.decoder import CompiledDecoder
+        from engine_worker.compiled.once import compiling
+
+        with compiling():
+            from engine_worker.compiled.decoder import CompiledDecoder
 
         return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
     if config.kernels == "compiled":

@@ -1,0 +1,74 @@
+"""Of several processes that start on a new machine one compiles the kernels, and the others wait for what it leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import llvmlite.binding
+import numba
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_PATIENCE_S: Final = 600.0
+"""Compiling takes a minute or two on one core."""
+_LOOK_EVERY_S: Final = 0.1
+
+
+@contextmanager
+def compiling(directory: Path | None = None, *, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Around the import that compiles. Held by nobody where this machine's code is in the cache already.
+
+    The kernel drops the lock with the process that held it. Who has waited `patience_s` compiles as well: slow is
+    better than never.
+    """
+    directory = directory or Path(numba.config.CACHE_DIR)
+    is_done = directory / f"compiled-{_processor()}"
+    try:
+        if is_done.exists():
+            lock = None
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = (directory / ".compiling.lock").open("w")
+    except OSError as error:  # numba can't keep anything there either
+        log.warning("kernels_are_not_kept", directory=str(directory), error=str(error))
+        lock = None
+    if lock is None:
+        yield
+        return
+    with lock:
+        _take(lock, patience_s)
+        if not is_done.exists():
+            log.info("kernels_compiling", directory=str(directory))
+        yield
+        is_done.touch()
+
+
+def _take(lock: IO[str], patience_s: float) -> None:
+    began, is_told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            waited_s = time.monotonic() - began
+        if not is_told:
+            is_told = True
+            log.info("kernels_compiled_by_another", wait_at_most_s=patience_s)
+        if waited_s >= patience_s:
+            log.warning("kernels_waited_in_vain", after_s=round(waited_s))
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _processor() -> str:
+    """As numba tells machines apart: a cache may be on a disk that several share."""
+    features = llvmlite.binding.get_host_cpu_features().flatten()
+    name = f"{llvmlite.binding.get_host_cpu_name()}{features}"
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
