@@ -31,7 +31,7 @@ LAG = Gauge(
     "weir_replica_lag_seconds", "How far the replica of reports was behind when it was last looked at."
 )
 _LOOK_EVERY_S: Final = 1.0
-_LAG: Final = """
+SECONDS_BEHIND: Final = """
 SELECT CASE
     WHEN NOT pg_is_in_recovery() THEN 0
     WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AND EXISTS (SELECT FROM pg_stat_wal_receiver) THEN 0
@@ -59,7 +59,7 @@ class _Lag:
                 return self._is_small
             self._looked_at = time.monotonic()
         with connections[REPLICA].cursor() as cursor:
-            cursor.execute(_LAG)
+            cursor.execute(SECONDS_BEHIND)
             (lag,) = cursor.fetchone()
         lag_s = float("inf") if lag is None else float(lag)
         LAG.set(lag_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +19,7 @@ from inference.replica import REPLICA, ReplicaRouter, on_replica
 from inference.services.ledger import record_usage
 from tenants.models import Tenant
 from tenants.principal import Scope
-from tests.e2e.site import running_site
+from tests.e2e.site import ROOT, Site, running_site
 from tests.factories import make_key, make_tenant
 from tests.inference.ledger_driving import an_event
 from tests.streaming_replica import streaming_replica, until
@@ -56,6 +58,7 @@ def test_reports_come_from_a_streaming_replica_while_it_keeps_up(tmp_path: Path)
             record(tenant)
             until(lambda: asked() == (2, "primary_lagging"))
             assert "replica_lags" in site.log.read_text()
+            assert "more than WEIR_REPLICA_MAX_LAG_S: reports come from the primary" in doctor(site)
             replica.say("SELECT pg_wal_replay_resume()")
             until(lambda: asked() == (2, "replica"))
 
@@ -66,8 +69,17 @@ def test_reports_come_from_a_streaming_replica_while_it_keeps_up(tmp_path: Path)
                 assert source == "primary_away"
             assert requests == 4
             assert "replica_away" in site.log.read_text()
+            assert "replica: does not answer" in doctor(site)
             replica.start_again()
             until(lambda: asked() == (4, "replica"))
+
+
+def doctor(site: Site) -> str:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "doctor"],
+        cwd=ROOT, env=site.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.stdout
 
 
 def record(tenant: Tenant) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
 from django.conf import settings
-from django.db import connection
+from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -16,6 +17,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from engine_worker.broker.connection import connect_sync, disconnect_sync
+from inference.replica import REPLICA, SECONDS_BEHIND
 from weir.doctor.finding import RESTART, TIMEOUT_S, Finding
 from weir.logs import mask
 
@@ -58,6 +60,43 @@ def database() -> Iterator[Finding]:
         )
         return
     yield Finding("ok", "database", f"PostgreSQL {version} answers")
+
+
+def replica() -> Iterator[Finding]:
+    """Nothing of it is an error: the primary answers in its place."""
+    if REPLICA not in settings.DATABASES:
+        return
+    try:
+        with psycopg.connect(**connections[REPLICA].get_connection_params()) as direct:
+            (is_replica, lag) = direct.execute(
+                f"SELECT pg_is_in_recovery(), ({SECONDS_BEHIND})"
+            ).fetchone() or (
+                False,
+                None,
+            )
+    except psycopg.Error as error:
+        away = _away(
+            REPLICA, error, (), "Start it, or correct WEIR_REPLICA_URL; reports come from the primary."
+        )
+        yield replace(away, level="warning")
+        return
+    if not is_replica:
+        yield Finding(
+            "warning",
+            REPLICA,
+            "WEIR_REPLICA_URL names a server that follows no other: its reports may stand still",
+            "Name a streaming replica (in recovery), or leave it out.",
+        )
+    elif lag is None or lag > settings.REPLICA_MAX_LAG_S:
+        behind = "it has replayed nothing yet" if lag is None else f"it is {lag:,.0f} s behind"
+        yield Finding(
+            "warning",
+            REPLICA,
+            f"{behind}, more than WEIR_REPLICA_MAX_LAG_S: reports come from the primary",
+            "Look at its log, its disk, its way to the primary, and queries that hold up its replay.",
+        )
+    else:
+        yield Finding("ok", REPLICA, f"keeps up ({lag:,.0f} s behind)")
 
 
 def migrations() -> Iterator[Finding]:
