@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gateway.product import answers, free_port
+from benchmarks.gateway.peer import running
+from benchmarks.gateway.product import free_port
 
 VERSION = "1.108"
 KEY = "sk-bench-0123456789"
@@ -43,25 +42,25 @@ def running_litellm(command: Path, upstream: int, scratch: Path) -> Iterator[int
     port = free_port()
     config = scratch / "litellm.yaml"
     config.write_text(_CONFIG.format(model=MODEL, upstream=upstream, key=KEY))
-    # Nothing of ours in its environment, and no look at the network for prices.
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    env = inherited | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    with (scratch / "litellm.log").open("wb") as log:
-        proxy = subprocess.Popen(
-            [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"],
-            env=env, cwd=scratch, stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
-        deadline = time.monotonic() + _START_S
-        while not answers(port, "/health/liveliness"):
-            if proxy.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"LiteLLM did not start:\n{(scratch / 'litellm.log').read_text()[-3000:]}")
-            time.sleep(0.2)
+    argv = [
+        str(command),
+        "--config",
+        str(config),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+    ]
+    with running(
+        "LiteLLM",
+        argv,
+        port=port,
+        probe="/health/liveliness",
+        scratch=scratch,
+        start_s=_START_S,
+        # No look at the network for prices.
+        env={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
+    ):
         yield port
-    finally:
-        proxy.terminate()
-        try:
-            proxy.wait(15)
-        except subprocess.TimeoutExpired:
-            proxy.kill()
-            proxy.wait(10)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gateway.product import answers, free_port
+from benchmarks.gateway.peer import running
+from benchmarks.gateway.product import free_port
 
 VERSION = "1.15.2"
 _START_S = 60.0
@@ -45,26 +44,14 @@ def headers(upstream: int) -> dict[str, str]:
 @contextlib.contextmanager
 def running_portkey(program: Path, scratch: Path) -> Iterator[int]:
     port = free_port()
-    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    with (scratch / "portkey.log").open("wb") as log:
-        proxy = subprocess.Popen(
-            [_found("node"), str(program), f"--port={port}", "--headless"],
-            env=inherited | {"NODE_ENV": "production"},
-            cwd=scratch,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + _START_S
-        while not answers(port, "/"):
-            if proxy.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"Portkey did not start:\n{(scratch / 'portkey.log').read_text()[-3000:]}")
-            time.sleep(0.2)
+    argv = [_found("node"), str(program), f"--port={port}", "--headless"]
+    with running(
+        "Portkey",
+        argv,
+        port=port,
+        probe="/",
+        scratch=scratch,
+        start_s=_START_S,
+        env={"NODE_ENV": "production"},
+    ):
         yield port
-    finally:
-        proxy.terminate()
-        try:
-            proxy.wait(15)
-        except subprocess.TimeoutExpired:
-            proxy.kill()
-            proxy.wait(10)

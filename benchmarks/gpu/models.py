@@ -137,7 +137,7 @@ def choice(report: Report, name: str, model: Any, *, tiny: bool) -> None:
             stepper = Stepper(
                 model, rows=batch, room=16 if tiny else 1024, block_size=4 if tiny else BLOCK_SIZE
             )
-            choosing: list[Any] = [Choosing(sampling, 1, 9, range(1, 4)) for _ in range(batch)]  # type: ignore[arg-type]
+            choosing = [Choosing(sampling, 1, 9, range(1, 4)) for _ in range(batch)]
             run = partial(_choose, stepper, choosing)
             report.add(
                 f"choice, {name}", f"batch {batch}, {way}", f"{seconds(run, model.device) * 1e6:.0f} us"
