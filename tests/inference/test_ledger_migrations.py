@@ -70,9 +70,27 @@ GROUP BY {time}, tenant_id, model, tier, finish_reason, metric, bucket ORDER BY 
 """
 
 
+def gives_way_to_a_long_report(name: str, var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/operations.md has it: a migration that waits for a reader would hold up every writer behind it. With a
+    bound it ends instead, and leaves what was there."""
+    state = "SELECT array_agg(name ORDER BY id) FROM django_migrations WHERE app = 'inference'"
+    with psycopg.connect(url_of(name)) as report, psycopg.connect(url_of(name), autocommit=True) as writer:
+        before = writer.execute(state).fetchone()
+        for table in ("usagehour", "usageday", "usagerecord"):
+            report.execute(f"LOCK TABLE inference_{table} IN ACCESS SHARE MODE")  # what a SELECT takes
+        with monkeypatch.context() as patch:
+            patch.setenv("PGOPTIONS", "-c lock_timeout=500ms")
+            given_up = manage("migrate", "inference", database=name, var_dir=var_dir)
+        assert given_up.returncode != 0
+        assert "lock timeout" in given_up.stderr
+        assert writer.execute(state).fetchone() == before
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.django_db
-def test_sums_and_latencies_survive_their_migrations_with_rows_there(tmp_path: Path):
+def test_sums_and_latencies_survive_their_migrations_with_rows_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """From before latencies stood beside the sums (0014); then came totals (0015) and days of keys (0018)."""
     with a_database() as name:
         before = manage("migrate", "inference", "0013", database=name, var_dir=tmp_path)
@@ -85,6 +103,7 @@ def test_sums_and_latencies_survive_their_migrations_with_rows_there(tmp_path: P
                 " GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6"
             ).fetchall()
             database.execute(FORGOTTEN)  # a month whose rows are kept no longer
+        gives_way_to_a_long_report(name, tmp_path, monkeypatch)
         after = manage("migrate", database=name, var_dir=tmp_path)
         assert after.returncode == 0, after.stderr
         with psycopg.connect(url_of(name)) as database:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import kombu
+import kombu.transport.redis  # not at its first use, in a thread: an import there can fail (python/cpython#106176)
 import pytest
 from channels_redis.core import RedisChannelLayer
 from django.core.cache.backends.redis import RedisCache
