@@ -34,7 +34,7 @@ async def batch(call: ApiCall, *, batch_id: str) -> HttpResponse:
     return call.respond(batch_object(await sync_to_async(service.find_batch)(call.principal, batch_id)))
 
 
-@endpoint("POST", scope=Scope.INFERENCE, answer=BatchObject, errors=(404, 409))
+@endpoint("POST", scope=Scope.INFERENCE, answer=BatchObject, errors=(404,))
 async def cancel_batch(call: ApiCall, *, batch_id: str) -> HttpResponse:
     """Ends it; what has ended by then is in its files."""
     return call.respond(batch_object(await sync_to_async(service.cancel_batch)(call.principal, batch_id)))

@@ -10,7 +10,8 @@ from tenants.principal import Scope
 
 _ALWAYS: Final = (400, 401, 403, 500, 503)
 _OF_A_BODY: Final = (413, 415)
-_OF_A_GENERATION: Final = (404, 409, 422, 429, 504)
+_OF_A_CHANGE: Final = (409,)
+_OF_A_GENERATION: Final = (404, 422, 429, 504)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Operation:
         statuses = {*_ALWAYS, *self.errors}
         if self.body is not None or self.form is not None:
             statuses.update(_OF_A_BODY)
+        if self.method != "GET":
+            statuses.update(_OF_A_CHANGE)
         if self.generates:
             statuses.update(_OF_A_GENERATION)
         if self.is_anthropic:  # its own way to say 503

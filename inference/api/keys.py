@@ -40,7 +40,7 @@ async def _issue(call: ApiCall) -> HttpResponse:
 keys = by_method(GET=_list, POST=_issue)
 
 
-@endpoint("POST", scope=Scope.KEYS_WRITE, body=Rotation, answer=KeyObject, errors=(404, 409))
+@endpoint("POST", scope=Scope.KEYS_WRITE, body=Rotation, answer=KeyObject, errors=(404,))
 async def rotate(call: ApiCall, *, key_id: str) -> HttpResponse:
     """A new secret for a key; the old one goes on for a while."""
     asked = call.read(Rotation)

@@ -74,7 +74,7 @@ _REASONS: Final = {
     401: "No key, or not a valid one.",
     403: "The key may not do this.",
     404: "There is no such thing.",
-    409: "It is in a state that does not allow this.",
+    409: "It is in a state that does not allow this, or was changed at the same moment.",
     413: "The body is too large.",
     415: "The body is of the wrong kind.",
     422: "The idempotency key was used with another body.",

@@ -51,7 +51,7 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
     return call.respond(_status(request_id, *await find_request(call.runtime, call.principal, request_id)))
 
 
-@endpoint("POST", scope=Scope.INFERENCE, answer=RequestStatus, errors=(404, 409))
+@endpoint("POST", scope=Scope.INFERENCE, answer=RequestStatus, errors=(404,))
 async def cancel_request(call: ApiCall, request_id: str) -> HttpResponse:
     """Ends a request: one that waits at once, one that runs with its worker's next step. What has ended stays so."""
     if request_id.startswith("batch-"):

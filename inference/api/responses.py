@@ -91,7 +91,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
     return call.respond(response, headers=generation.headers())
 
 
-@endpoint("POST", scope=Scope.INFERENCE, body=InputTokensRequest, answer=InputTokens, errors=(404, 409))
+@endpoint("POST", scope=Scope.INFERENCE, body=InputTokensRequest, answer=InputTokens, errors=(404,))
 async def count_input_tokens(call: ApiCall) -> HttpResponse:
     """How many tokens a response's input has; costs nothing."""
     body = call.read(InputTokensRequest)
