@@ -117,6 +117,8 @@ def webhook(request: HttpRequest, console: Console, webhook_id: UUID) -> HttpRes
             messages.success(request, "It is told again." if is_enabled else "It is told nothing more.")
         else:
             raise Http404
+    except WebhookNotFound:  # it was deleted at this moment
+        raise Http404 from None
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     return redirect("webhook", console.tenant.public_id, endpoint.public_id)

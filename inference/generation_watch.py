@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakSet
 
@@ -24,7 +25,8 @@ class GenerationWatch(ABC):
     def add(self, generation: Generation) -> None:
         self._open.add(generation)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._watch(), name=type(self).__name__)
+            # For all of them: not in the context of the request that opens the first.
+            self._task = asyncio.create_task(self._watch(), name=type(self).__name__, context=Context())
 
     async def aclose(self) -> None:
         if self._task is not None:

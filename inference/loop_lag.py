@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from typing import Final
 
 import structlog
@@ -25,6 +26,7 @@ class LoopLag:
     def __init__(self, tick_s: float = _TICK_S) -> None:
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
+        self._context = Context()  # not that of the request that comes first: nothing here is about it
         self.longest_s = 0.0
         self._ask()
 
@@ -33,7 +35,7 @@ class LoopLag:
 
     def _ask(self) -> None:
         self._due = self._loop.time() + self._tick_s
-        self._timer = self._loop.call_at(self._due, self._answer)
+        self._timer = self._loop.call_at(self._due, self._answer, context=self._context)
 
     def _answer(self) -> None:
         late_s = max(0.0, self._loop.time() - self._due)

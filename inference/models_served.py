@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -141,7 +142,8 @@ class ModelCatalogue:
     def _refresh_if_stale(self) -> None:
         is_running = self._refresh is not None and not self._refresh.done()
         if not is_running and time.monotonic() - self._refreshed_at > _REFRESH_S:
-            self._refresh = asyncio.create_task(self._read_cards(), name="model-catalogue")
+            # For everybody: not in the context of the request that found the last reading too old.
+            self._refresh = asyncio.create_task(self._read_cards(), name="model-catalogue", context=Context())
             self._refresh.add_done_callback(_swallow)
 
     async def _refreshed(self) -> None:

@@ -21,11 +21,10 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from engine_worker.broker import BrokerUnavailable
-from inference.api.error_shapes import render_error
+from inference.api.error_shapes import invalid_request, render_error
 from inference.errors import (
     ApiError,
     Conflict,
-    InvalidRequest,
     MethodNotAllowed,
     NotAllowed,
     NotFound,
@@ -131,8 +130,7 @@ def _told(error: Exception) -> ApiError | None:
     if isinstance(error, CommandUnderway):
         return Conflict(str(error), code="command_underway")
     if isinstance(error, ValidationError):
-        fields = getattr(error, "error_dict", None)
-        return InvalidRequest(" ".join(error.messages), param=next(iter(fields)) if fields else None)
+        return invalid_request(error)
     if isinstance(error, BrokerUnavailable):
         return Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
     return None

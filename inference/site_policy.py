@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError
+from structlog.contextvars import clear_contextvars
 
 from inference.errors import Overloaded
 from inference.models import Maintenance, ModelSetting
@@ -129,6 +130,7 @@ class SitePolicy:
             await asyncio.wait([self._reading], timeout=_FIRST_WAIT_S)
 
     async def _read(self) -> None:
+        clear_contextvars()  # of this task: it reads for everybody, not for the request that came first
         try:
             self._policy = await sync_to_async(read_policy)()
         except (DatabaseError, InterfaceError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import Context
 from types import TracebackType
 from typing import Final, Self
 
@@ -71,7 +72,9 @@ class LiveStreams:
     async def _listening(self) -> None:
         if self._pump is None or self._pump.done():
             self._ready = asyncio.get_running_loop().create_future()
-            self._pump = asyncio.create_task(self._run(self._ready), name="live-fan-in")
+            self._pump = asyncio.create_task(
+                self._run(self._ready), name="live-fan-in", context=Context()
+            )  # for everybody: not in the context of the request that comes first
         assert self._ready is not None
         await asyncio.shield(self._ready)
 

@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from uuid import UUID
@@ -125,7 +126,10 @@ class KeyCache:
             return
         in_trouble = self._failed_at > self._epoch_at
         if self._refreshing is None and not (in_trouble and now - self._failed_at <= _DATABASE_RETRY_S):
-            self._refreshing = asyncio.create_task(self._refresh_once(), name="refresh-auth-epoch")
+            # For everybody: not in the context of the request that found the last one too old.
+            self._refreshing = asyncio.create_task(
+                self._refresh_once(), name="refresh-auth-epoch", context=Context()
+            )
         if self._refreshing is not None and not in_trouble:
             # Shielded: a caller that leaves must not stop it for the others.
             await asyncio.shield(self._refreshing)

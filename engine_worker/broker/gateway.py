@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -257,7 +258,10 @@ class GatewayBroker:
     def _sweep(self, model: str) -> None:
         self._models.add(model)
         if self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="broker-sweep")
+            # For all requests: not in the context of the first.
+            self._sweeper = asyncio.create_task(
+                self._sweep_for_ever(), name="broker-sweep", context=Context()
+            )
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.request import UnreadablePostError
 from django.http.response import HttpResponseBase
@@ -28,6 +28,7 @@ from inference.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotAllowed,
+    NotFound,
     Overloaded,
     TooLarge,
     Unauthenticated,
@@ -255,6 +256,10 @@ def _as_api_error(error: Exception) -> ApiError:
             "Something that this belongs to was changed at the same moment. Look again, then try again.",
             code="conflict",
         )
+    if isinstance(error, ObjectDoesNotExist):
+        # It was there a moment ago. Services say in words what is gone; this is for what they did not think of.
+        log.warning("gone", what=type(error).__qualname__, exc_info=error)
+        return NotFound("What this is about was deleted at the same moment.", code="not_found")
     if isinstance(error, RequestDataTooBig):
         return TooLarge("The body is too large.", code="request_too_large")
     if isinstance(error, UnreadablePostError):

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import msgspec
 import structlog
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.http import HttpRequest, HttpResponse
 
-from inference.errors import ApiError
+from inference.errors import ApiError, InvalidRequest
 from inference.schemas.messages import THREAD_UNSUPPORTED
 
 _ENCODER = msgspec.json.Encoder()
@@ -27,6 +28,12 @@ _ANTHROPIC_TYPES: Final = {
     504: "timeout_error",
 }
 _ANTHROPIC_OVERLOADED: Final = 529
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """What a service refuses, as the API says it: `param` is the first field that won't do, None for all together."""
+    fields = [name for name in getattr(error, "error_dict", ()) if name != NON_FIELD_ERRORS]
+    return InvalidRequest(" ".join(error.messages), param=fields[0] if fields else None)
 
 
 def speaks_anthropic(request: HttpRequest) -> bool:

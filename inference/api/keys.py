@@ -13,6 +13,7 @@ from django.http import HttpResponse
 
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
+from inference.api.error_shapes import invalid_request
 from inference.errors import Conflict, InvalidRequest, NotAllowed, NotFound
 from inference.schemas.keys import KeyList, KeyObject, NewKey, Rotation, key_object
 from tenants.models import ApiKey, Tenant, Tier
@@ -66,9 +67,7 @@ async def _answered(
     except RotationUnderway as error:
         raise Conflict(f"{error}.".capitalize(), code="rotation_underway") from None
     except ValidationError as error:
-        fields = getattr(error, "error_dict", None)
-        param = next(iter(fields)) if fields else None
-        raise InvalidRequest(" ".join(error.messages), param=param) from None
+        raise invalid_request(error) from None
 
 
 def _issued(call: ApiCall, asked: NewKey) -> Any:

@@ -11,7 +11,8 @@ from django.http import HttpResponse
 
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
-from inference.errors import InvalidRequest, NotAllowed, NotFound
+from inference.api.error_shapes import invalid_request
+from inference.errors import NotAllowed, NotFound
 from inference.schemas import organization as out
 from tenants.models import Project, Tenant
 from tenants.principal import Scope
@@ -113,8 +114,7 @@ async def _answered(
     except (ProjectNotFound, Project.DoesNotExist):  # the latter was deleted at this moment
         raise NotFound("There is no such project.", code="project_not_found") from None
     except ValidationError as error:
-        fields = getattr(error, "error_dict", None)
-        raise InvalidRequest(" ".join(error.messages), param=next(iter(fields)) if fields else None) from None
+        raise invalid_request(error) from None
 
 
 def _tenant(call: ApiCall) -> Tenant:

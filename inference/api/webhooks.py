@@ -12,7 +12,8 @@ from django.http import HttpResponse
 
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
-from inference.errors import InvalidRequest, NotFound
+from inference.api.error_shapes import invalid_request
+from inference.errors import NotFound
 from inference.schemas.webhooks import (
     AlertList,
     Deleted,
@@ -114,8 +115,7 @@ async def _answered(
     except WebhookNotFound:
         raise NotFound("There is no such webhook.", code="webhook_not_found") from None
     except ValidationError as error:
-        fields = getattr(error, "error_dict", None)
-        raise InvalidRequest(" ".join(error.messages), param=next(iter(fields)) if fields else None) from None
+        raise invalid_request(error) from None
 
 
 def _created(call: ApiCall, asked: NewWebhook) -> Any:

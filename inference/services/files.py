@@ -68,16 +68,21 @@ def live_files(tenant_id: int) -> QuerySet[StoredFile]:
     return StoredFile.objects.filter(tenant_id=tenant_id).filter(is_live).defer("content")
 
 
-def find_file(principal: Principal, file_id: str, *, param: str = "file_id") -> StoredFile:
+def find_file(
+    principal: Principal, file_id: str, *, param: str = "file_id", with_content: bool = False
+) -> StoredFile:
     """Raises NotFound, for another tenant's as for none."""
-    row = live_files(principal.tenant_id).filter(file_id=file_id).first() if _ID.fullmatch(file_id) else None
+    rows = live_files(principal.tenant_id)
+    if with_content:
+        rows = rows.defer(None)  # in this query: before another one it may be deleted
+    row = rows.filter(file_id=file_id).first() if _ID.fullmatch(file_id) else None
     if row is None:
         raise NotFound(f"There is no file '{file_id[:80]}'.", code="file_not_found", param=param)
     return row
 
 
 def read_file(principal: Principal, file_id: str) -> bytes:
-    return bytes(find_file(principal, file_id).content)
+    return bytes(find_file(principal, file_id, with_content=True).content)
 
 
 def delete_file(principal: Principal, file_id: str) -> None:

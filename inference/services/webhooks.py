@@ -54,6 +54,7 @@ def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[st
     endpoint = WebhookEndpoint(
         tenant=tenant, url=_checked(url), kinds=sorted(set(kinds)), created_by=actor.label
     )
+    _refuse_twice(endpoint)
     endpoint.full_clean()
     endpoint.save()
     record_audit(
@@ -66,14 +67,15 @@ def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[st
 def change_webhook(
     *, actor: Actor, endpoint: WebhookEndpoint, url: str, kinds: Iterable[str], is_enabled: bool
 ) -> WebhookEndpoint:
-    """Raises django.core.exceptions.ValidationError when a value won't do."""
-    locked = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).select_for_update().get(pk=endpoint.pk)
+    """Raises WebhookNotFound, and django.core.exceptions.ValidationError when a value won't do."""
+    locked = _locked(endpoint)
     before = _values(locked)
     locked.url, locked.kinds = _checked(url), sorted(set(kinds))
     if is_enabled:
         locked.disabled_at, locked.disabled_reason = None, ""
     elif locked.disabled_at is None:
         locked.disabled_at, locked.disabled_reason = timezone.now(), "switched off"
+    _refuse_twice(locked)
     locked.full_clean()
     locked.save()
     if (after := _values(locked)) != before:
@@ -94,12 +96,12 @@ def rotate_webhook_secret(
 ) -> WebhookEndpoint:
     """A new secret. Until the overlap ends, each request is signed with both.
 
-    Raises ValidationError while an earlier overlap lasts, as a third secret would cut it short.
+    Raises WebhookNotFound; ValidationError while an earlier overlap lasts, as a third secret would cut it short.
     """
     if not timedelta(0) <= overlap <= OVERLAP_MAX:
         raise ValidationError({"overlap": f"An overlap lasts at most {OVERLAP_MAX.days} days."})
     now = timezone.now()
-    locked = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).select_for_update().get(pk=endpoint.pk)
+    locked = _locked(endpoint)
     if locked.previous_until is not None and locked.previous_until > now:
         raise ValidationError(
             f"It was rotated before: the earlier secret is in use until {locked.previous_until:%Y-%m-%d %H:%M} UTC."
@@ -119,6 +121,11 @@ def rotate_webhook_secret(
 
 @transaction.atomic
 def delete_webhook(*, actor: Actor, endpoint: WebhookEndpoint) -> None:
+    """Raises WebhookNotFound: of two who delete it, one finds it gone."""
+    # Not locked before: who records a delivery has that row first, and then this one.
+    _, deleted = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).filter(pk=endpoint.pk).delete()
+    if not deleted.get(WebhookEndpoint._meta.label):
+        raise WebhookNotFound(str(endpoint.public_id))
     record_audit(
         actor=actor,
         action="webhook.deleted",
@@ -126,12 +133,12 @@ def delete_webhook(*, actor: Actor, endpoint: WebhookEndpoint) -> None:
         target=endpoint,
         before=_values(endpoint),
     )
-    endpoint.delete()
 
 
 @transaction.atomic
 def try_webhook(*, actor: Actor, endpoint: WebhookEndpoint) -> WebhookDelivery:
-    """Queues a message that tells of nothing, to see whether it arrives."""
+    """Queues a message that tells of nothing, to see whether it arrives. Raises WebhookNotFound."""
+    _locked(endpoint)
     delivery = WebhookDelivery.objects.create(
         tenant=endpoint.tenant, endpoint=endpoint, due_at=timezone.now()
     )
@@ -151,6 +158,21 @@ def redeliver(*, actor: Actor, delivery: WebhookDelivery) -> bool:
     if changed:
         record_audit(actor=actor, action="webhook.redelivered", tenant=delivery.tenant, target=delivery)
     return bool(changed)
+
+
+def _locked(endpoint: WebhookEndpoint) -> WebhookEndpoint:
+    """Nobody else changes or deletes it until the transaction ends. Raises WebhookNotFound: somebody just did."""
+    rows = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).select_for_update(no_key=True, of=("self",))
+    found = rows.select_related("tenant").filter(pk=endpoint.pk).first()
+    if found is None:
+        raise WebhookNotFound(str(endpoint.public_id))
+    return found
+
+
+def _refuse_twice(endpoint: WebhookEndpoint) -> None:
+    others = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).exclude(pk=endpoint.pk)
+    if others.filter(url=endpoint.url).exists():
+        raise ValidationError({"url": "Alerts go to this address already."})
 
 
 def list_webhooks(tenant_id: int) -> list[WebhookEndpoint]:

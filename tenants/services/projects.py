@@ -15,6 +15,7 @@ def create_project(*, actor: Actor, tenant: Tenant, name: str) -> Project:
     """Raises django.core.exceptions.ValidationError when the name won't do or is taken."""
     _lock_names(tenant.pk)
     project = Project(tenant=tenant, name=clean_name(name))
+    _refuse_twice(project)
     project.full_clean()
     project.save()
     record_audit(
@@ -31,6 +32,7 @@ def rename_project(*, actor: Actor, project: Project, name: str) -> bool:
     before, locked.name = locked.name, clean_name(name)
     if locked.name == before:
         return False
+    _refuse_twice(locked)
     locked.full_clean()
     locked.save(update_fields=["name"])
     record_audit(
@@ -66,3 +68,9 @@ def delete_project(*, actor: Actor, project: Project) -> None:
 def _lock_names(tenant_id: int) -> None:
     """Of two who take one name at once, the second is told so, and not by the database."""
     Tenant.objects.select_for_update(no_key=True).get(pk=tenant_id)
+
+
+def _refuse_twice(project: Project) -> None:
+    others = Project.objects.for_tenant(project.tenant_id).exclude(pk=project.pk)
+    if others.filter(name=project.name).exists():
+        raise ValidationError({"name": "A project of this name already exists."})

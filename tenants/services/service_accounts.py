@@ -20,6 +20,8 @@ def create_service_account(*, actor: Actor, tenant: Tenant, name: str) -> Servic
     """Raises django.core.exceptions.ValidationError when the name won't do or is taken."""
     Tenant.objects.select_for_update(no_key=True).get(pk=tenant.pk)  # of two with one name, one is told so
     account = ServiceAccount(tenant=tenant, name=clean_name(name), created_by=actor.user)
+    if ServiceAccount.objects.for_tenant(tenant).filter(name=account.name, retired_at=None).exists():
+        raise ValidationError({"name": "A service account of this name already exists."})
     account.full_clean()
     account.save()
     record_audit(

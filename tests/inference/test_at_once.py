@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,12 +16,26 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, connections, transaction
 from django.test import Client
+from django.urls import reverse
 
+from inference.errors import NotFound
 from inference.models import ModelSetting
-from tenants.models import ApiKey, Project, Tenant
+from inference.services.files import delete_file, read_file, store_file
+from inference.services.webhooks import create_webhook, delete_webhook
+from tenants.models import ApiKey, AuditEntry, Project, Tenant
 from tenants.principal import Scope
 from tenants.services import change_api_key, create_project, delete_project, issue_api_key
-from tests.factories import TEST, make_key, make_operator, make_tenant, make_tier
+from tests.e2e.site import Site
+from tests.factories import (
+    TEST,
+    Cast,
+    a_principal,
+    make_key,
+    make_operator,
+    make_tenant,
+    make_tier,
+    signed_in,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 WAITING = (
@@ -125,6 +140,80 @@ def test_what_the_api_is_asked_for_at_that_moment_is_a_conflict(site, tenant: Te
     )
     assert (told.status_code, told.json()["error"]["param"]) == (400, "project"), told.text
     assert ask().status_code == 201
+
+
+def asked(site: Site, secret: str, method: str, path: str, **body: Any) -> httpx.Response:
+    bearer = {"Authorization": f"Bearer {secret}"}
+    return httpx.request(
+        method, f"{site.url}/v1/{path}", json=None if method == "DELETE" else body, headers=bearer, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "verb", "body"),
+    [
+        ("POST", "", {"kinds": ["budget"]}),
+        ("POST", "/rotate", {"overlap_s": 60}),
+        ("POST", "/test", {}),
+        ("DELETE", "", {}),
+    ],
+)
+def test_a_webhook_that_is_being_deleted_is_not_found(site, tenant: Tenant, method, verb, body):
+    endpoint = create_webhook(actor=TEST, tenant=tenant, url="https://example.com/weir")
+    secret = make_key(tenant, scopes=(Scope.ADMIN,)).secret
+    told = at_once(
+        lambda: delete_webhook(actor=TEST, endpoint=endpoint),
+        lambda: asked(site, secret, method, f"webhooks/{endpoint.public_id}{verb}", **body),
+    )
+    assert (told.status_code, told.json()["error"]["code"]) == (404, "webhook_not_found"), told.text
+    actions = AuditEntry.objects.filter(tenant=tenant, action__startswith="webhook.")
+    assert sorted(actions.values_list("action", flat=True)) == ["webhook.created", "webhook.deleted"]
+
+
+@pytest.mark.parametrize("verb", ["rotate", "disable", "try", "delete"])
+def test_nor_on_its_page(cast: Cast, verb):
+    endpoint = create_webhook(actor=TEST, tenant=cast.tenant, url="https://example.com/weir")
+    owner = signed_in(cast.owner)
+    page = reverse("webhook", args=[cast.tenant.public_id, endpoint.public_id])
+    told = at_once(
+        lambda: delete_webhook(actor=TEST, endpoint=endpoint), lambda: owner.post(page, {"verb": verb})
+    )
+    assert told.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [("rotate", {"rotation_id": "r" * 24, "overlap_s": 60}), ("limits", {"requests_per_minute": 5})],
+)
+def test_what_no_service_thought_of_is_not_found_either(site, tenant: Tenant, verb, body):
+    """Keys go with their tenant alone."""
+    secret, key = make_key(tenant, scopes=tuple(Scope)).secret, make_key(tenant).api_key
+    path = f"keys/{key.public_id}/{verb}"
+    told = at_once(
+        lambda: ApiKey.unscoped.get(pk=key.pk).delete(), lambda: asked(site, secret, "POST", path, **body)
+    )
+    assert (told.status_code, told.json()["error"]["code"]) == (404, "not_found"), told.text
+
+
+def test_a_file_deleted_while_it_is_read_is_whole_or_not_found(tenant: Tenant):
+    """Between any two queries of its reading."""
+    principal = replace(a_principal(), tenant_id=tenant.pk)
+    kept = store_file(tenant_id=tenant.pk, filename="a", purpose="batch", content=b"whole")
+    queries = 0
+
+    def delete_after(execute: Callable[..., Any], *args: Any) -> Any:
+        nonlocal queries
+        found = execute(*args)
+        queries += 1
+        if queries == 1:
+            delete_file(principal, kept.file_id)
+        return found
+
+    with connection.execute_wrapper(delete_after):
+        assert read_file(principal, kept.file_id) == b"whole"
+    assert queries > 1, "it was deleted"
+    with pytest.raises(NotFound):
+        read_file(principal, kept.file_id)
 
 
 def test_the_same_name_taken_twice_in_the_admin_is_a_page_that_says_so():

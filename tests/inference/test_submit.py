@@ -6,12 +6,16 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextvars import Context, copy_context
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from django.conf import settings
 from msgspec import structs
 from redis import asyncio as aioredis
+from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.testing import capture_logs
 
 from engine_worker.broker import GatewayBroker, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
@@ -344,3 +348,52 @@ async def test_an_embedding_model_generates_no_text(runtime, model, principal):
     embedder = ServedModel(structs.replace(model.card, kind="embedding"), model.renderer, model.first_seen_at)
     with pytest.raises(InvalidRequest, match="is an embedding model"):
         await submit(runtime, principal, ask(embedder))
+
+
+async def test_what_serves_everybody_is_not_in_the_context_of_the_request_that_came_first(model, principal):
+    """Else its log lines name that request for as long as the process lives."""
+    made: list[tuple[asyncio.Task[Any], Context]] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        if options.get("context") is None:
+            options["context"] = copy_context()
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        made.append((task, options["context"]))
+        return task
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(make)
+    runtime = None
+    try:
+        with bound_contextvars(request_id="first"), capture_logs([merge_contextvars]) as lines:
+            runtime = Runtime()
+            generation = await submit(runtime, principal, ask(model))
+            with pytest.raises(NotFound):
+                await runtime.models.get(f"nobody-{uuid.uuid4().hex}")
+            loop.call_soon(time.sleep, 0.5)
+            await asyncio.sleep(0.1)  # longer than until the next tick, which is due first therefore
+            generation.leave()
+            await settled(runtime)
+    finally:
+        loop.set_task_factory(None)
+        if runtime is not None:
+            await runtime.aclose()
+    held = [line for line in lines if line["event"] == "event_loop_held"]
+    assert held
+    assert not any("request_id" in line for line in held)
+    told = {
+        task.get_name(): any(
+            variable.name.startswith("structlog_") and value is not ...  # what is cleared
+            for variable, value in context.items()
+        )
+        for task, context in made
+    }
+    shared = (
+        "live-fan-in",
+        "model-catalogue",
+        "site-policy",
+        "TenantWatch",
+        "ReservationWatch",
+        "broker-sweep",
+    )
+    assert {name: told[name] for name in shared} == dict.fromkeys(shared, False)

@@ -346,6 +346,8 @@ def test_through_the_api(http, key):
     (listed,) = http.get("webhooks").json()["data"]
     assert "secret" not in listed
     assert http.post("webhooks", json={"url": "http://example.com"}).json()["error"]["param"] == "url"
+    told = http.post("webhooks", json={"url": "https://example.com/weir"}).json()["error"]
+    assert (told["param"], told["message"]) == ("url", "Alerts go to this address already.")
     assert http.post(f"webhooks/{webhook_id}", json={"is_enabled": False}).json()["is_enabled"] is False
     rotated = http.post(f"webhooks/{webhook_id}/rotate", json={"overlap_s": 60}).json()
     assert rotated["secret"] not in ("", secret)

@@ -65,7 +65,9 @@ def _move(key: ApiKey, tenant: Tenant) -> None:
 
 def test_names_and_tenants(cast: Cast):
     account = create_service_account(actor=TEST, tenant=cast.tenant, name="bot")
-    for name in ("bot", " ", ""):
+    with pytest.raises(ValidationError, match="of this name already exists"):
+        create_service_account(actor=TEST, tenant=cast.tenant, name="bot")
+    for name in (" ", ""):
         with pytest.raises(ValidationError):
             create_service_account(actor=TEST, tenant=cast.tenant, name=name)
     create_service_account(actor=TEST, tenant=cast.other_tenant, name="bot")

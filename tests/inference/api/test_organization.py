@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.urls import reverse
 
+from inference.api.error_shapes import invalid_request
 from tenants.models import AuditEntry
 from tenants.principal import LimitMetric, Scope
 from tests.factories import Cast, make_key, make_tenant, set_limit, signed_in
@@ -28,7 +30,14 @@ def test_what_an_administrator_sees_and_changes(http, model):
     assert made.status_code == 201, made.text
     path = f"organization/projects/{made.json()['id']}"
     taken = http.post("organization/projects", headers=admin, json={"name": "Search"})
-    assert taken.status_code == 400
+    told = taken.json()["error"]
+    assert (taken.status_code, told["param"], told["message"]) == (
+        400, "name", "A project of this name already exists.",
+    )  # fmt: skip
+    other = http.post("organization/projects", headers=admin, json={"name": "Ads"}).json()
+    other_path = f"organization/projects/{other['id']}"
+    assert http.post(other_path, headers=admin, json={"name": "Search"}).json()["error"] == told
+    assert http.delete(other_path, headers=admin).status_code == 200
     assert http.post(path, headers=admin, json={"name": "Find"}).json()["name"] == "Find"
     for method in ("GET", "DELETE"):
         assert http.request(method, path, headers=stranger).status_code == 404
@@ -56,6 +65,15 @@ def test_what_an_administrator_sees_and_changes(http, model):
     assert statuses == [200, 429]
     actions = set(AuditEntry.objects.filter(tenant=tenant).values_list("action", flat=True))
     assert {"project.created", "project.renamed", "project.deleted"} <= actions
+
+
+def test_what_is_wrong_with_all_together_names_no_field():
+    """Django's word for that is `__all__`."""
+    together = ValidationError({NON_FIELD_ERRORS: ["Not both."]})
+    assert (invalid_request(together).param, invalid_request(together).message) == (None, "Not both.")
+    both = ValidationError({NON_FIELD_ERRORS: ["Not both."], "name": ["Too long."]})
+    assert invalid_request(both).param == "name"
+    assert invalid_request(ValidationError("Not now.")).param is None
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "\x1b[2J"])
