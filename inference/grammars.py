@@ -4,9 +4,10 @@ can't be followed is a 400 that says why, before anything is promised."""
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, Final
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from inference.errors import InvalidRequest
 
@@ -44,10 +45,23 @@ def text_grammar(text: str, *, param: str) -> str:
 
 
 def checked(grammar: str, *, param: str) -> str:
-    """The grammar itself. Raises InvalidRequest with llguidance's own words."""
+    """The grammar itself. Raises InvalidRequest: with llguidance's own words, or because no text is of that form."""
     if len(grammar.encode()) > _GRAMMAR_BYTES_MAX:
         raise InvalidRequest(f"'{param}' is too large: at most {_GRAMMAR_BYTES_MAX} bytes.", param=param)
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    if is_error:
-        raise InvalidRequest(f"'{param}' can't be followed: {messages[0].strip()[:500]}", param=param)
+    matcher = LLMatcher(_bytes_alone(), grammar, log_level=0)
+    if matcher.is_error():
+        # Or it only names tokens of the model's own: without a tokenizer that is no error.
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        if is_error:
+            raise InvalidRequest(f"'{param}' can't be followed: {messages[0].strip()[:500]}", param=param)
+        return grammar
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise InvalidRequest(f"'{param}' can't be followed: no text is of that form.", param=param)
     return grammar
+
+
+@cache
+def _bytes_alone() -> LLTokenizer:
+    """A vocabulary of single bytes: whether a text can begin at all does not depend on the model's."""
+    return LLTokenizer("byte")

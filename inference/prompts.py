@@ -27,6 +27,11 @@ from inference.token_texts import TokenTexts
 
 _PRIVATE_USE = range(0xF700, 0xF8FF)
 """Code points from which two are borrowed to mark where a message's text begins and ends."""
+_OWN_KWARGS: Final = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
+    | {"chat_template", "tokenize"}
+)
+"""What `transformers.apply_chat_template` takes beside a template's own variables, or gives to it."""
 _HELD_CHARACTERS: Final = 2000
 """So long a text is tokenised in half a millisecond, in which nothing else runs."""
 _TEXTS_AT_ONCE: Final = 64
@@ -103,8 +108,14 @@ class PromptRenderer:
         turn and speak as somebody else. Such a conversation is tokenised in pieces: the template's
         control tokens are found outside the messages only, everything else is encoded as plain text.
 
-        Raises InvalidRequest: the model has no template, or its template refuses the conversation.
+        Raises InvalidRequest: the model has no template, its template refuses the conversation, or
+        `template_kwargs` names what is decided here.
         """
+        if own := sorted(_OWN_KWARGS.intersection(template_kwargs or ())):
+            raise InvalidRequest(
+                f"'chat_template_kwargs' can't set '{own[0]}': it is not the template's choice, but Weir's.",
+                param=f"chat_template_kwargs.{own[0]}",
+            )
         said = [message.for_template() for message in messages]
         if self._control_ids and any(self._control.search(text) for text in _texts([said, tools])):
             return self._guarded_chat(said, template_kwargs or {}, tools)

@@ -32,6 +32,10 @@ from engine_worker.protocol import EngineError, FinishReason
 log = structlog.get_logger(__name__)
 
 _MAX_FAILED_STEPS = 3
+_NOTHING_ALLOWED = (
+    "No token may come next: the form that the output must have (a grammar, a schema, an expression, choices) leaves "
+    "none, together with what else is forbidden (bad_words, or the end before min_tokens). Change one of them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +203,11 @@ class EngineCore:
             sequence.scored += result.scored
         accepted = self._verify(item, result)
         for ahead, sampled in enumerate(result.sampled[: accepted + 1]):
+            if sampled.is_forbidden:
+                self._refuse(sequence)
+                return
             if sampled.token_id is None:
-                self._fail(sequence, "the model's output is not a number, or every token is forbidden")
+                self._fail(sequence, "the model's output is not a number")
                 return
             # One that was preempted meanwhile has its token, and no blocks.
             if sequence.status is Status.RUNNING:
@@ -271,6 +278,11 @@ class EngineCore:
                 log.exception("engine.request_failed", request_id=sequence.request.request_id)
                 self._fail(sequence, f"the model failed on this request: {type(error).__name__}")
         return done
+
+    def _refuse(self, sequence: Sequence) -> None:
+        """What the request asks for excludes itself, which nobody could know before: its client's to mend."""
+        sequence.end(FinishReason.ERROR, error=EngineError("invalid_request", _NOTHING_ALLOWED))
+        self._scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         sequence.end(FinishReason.ERROR, error=EngineError("engine_error", message))

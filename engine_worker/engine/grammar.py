@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from engine_worker.engine.row import Row
 
 
+_TOO_COMPLEX = ("parser error:", "lexer error:")
+"""How llguidance begins to say that a limit of its own was met; its stop reason tells no such error apart."""
+
+
 class GrammarError(Exception):
     """The grammar can't be used, or the output has left it; the message says why."""
+
+
+class GrammarTooComplexError(GrammarError):
+    """Following it takes more than llguidance allows: the grammar is to blame, and whoever wrote it."""
 
 
 class Grammars:
@@ -72,7 +80,8 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             # What follows the first line is a dump of the parser.
-            raise GrammarError(self._matcher.get_error().partition("\n<state>")[0][:500])
+            words = self._matcher.get_error().partition("\n<state>")[0][:500]
+            raise (GrammarTooComplexError if words.startswith(_TOO_COMPLEX) else GrammarError)(words)
 
 
 def apply(logits: Tensor, rows: Rows[Row]) -> Tensor:

@@ -26,8 +26,10 @@ _NUCLEUS_CANDIDATES = 512
 @dataclass(frozen=True, slots=True)
 class Sampled:
     token_id: int | None
-    """None: the model gave no finite logit to choose from."""
+    """None: there is no finite logit to choose from."""
     logprobs: PositionLogprobs | None = None
+    is_forbidden: bool = False
+    """There is none because the request forbids every token: the model's logits are in order."""
 
 
 class Sampler:
@@ -53,7 +55,10 @@ class Sampler:
             token_ids[index] = _draw(shaped[index], [rows[i] for i in random])
         chosen = token_ids.tolist()
         reported = self._logprobs(logits, rows, chosen)
-        return [Sampled(token if usable[i] else None, reported.get(i)) for i, token in enumerate(chosen)]
+        return [
+            Sampled(token, reported.get(i)) if usable[i] else Sampled(None, is_forbidden=_is_sound(logits[i]))
+            for i, token in enumerate(chosen)
+        ]
 
     def score(self, logits: Tensor, token_ids: Rows[int], count: int) -> list[PositionLogprobs]:
         """How likely each of `token_ids` was, and `count` alternatives. `logits`: float32[tokens, vocab]."""
@@ -69,6 +74,11 @@ class Sampler:
             return {}
         counts = [rows[i].sampling.logprobs or 0 for i in wanted]
         return dict(zip(wanted, _report(logits[wanted], [chosen[i] for i in wanted], counts), strict=True))
+
+
+def _is_sound(logits: Tensor) -> bool:
+    """Whether the model gave something to choose from. `logits`: float32[vocab], before anything was forbidden."""
+    return bool(logits.isfinite().any()) and not bool(logits.isnan().any())
 
 
 def _report(logits: Tensor, chosen: Rows[int], counts: Rows[int]) -> list[PositionLogprobs]:

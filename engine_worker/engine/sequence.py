@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine_worker.engine.block_pool import BlockTable
-from engine_worker.engine.grammar import GrammarError, Matcher
+from engine_worker.engine.grammar import GrammarError, GrammarTooComplexError, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys
 from engine_worker.engine.speculation import Drafter
@@ -148,9 +148,10 @@ class Sequence:
         try:
             matcher.accept(token_id)
         except GrammarError as error:
+            code = "invalid_request" if isinstance(error, GrammarTooComplexError) else "grammar_failed"
             self.end(
                 FinishReason.ERROR,
-                error=EngineError("grammar_failed", f"The output could not follow its grammar: {error}"),
+                error=EngineError(code, f"The output could not follow its grammar: {error}"),
             )
             return False
         return True

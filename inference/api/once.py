@@ -26,6 +26,8 @@ _ENDED: Final = frozenset(
     {
         "request_cancelled",
         "engine_failed",
+        "engine_error",
+        "grammar_failed",
         "worker_lost",
         "deadline_exceeded",
         "result_lost",

@@ -235,7 +235,7 @@ class _Poisoned:
         self.scrub = runner.scrub
 
     def execute(self, step):
-        logits = self._runner.execute(step)
+        logits = self._runner.execute(step).clone()  # the runner's own can't be changed
         rows = [item for item in step if item.samples]
         if self._raises and any(item.sequence.token_ids[0] == self._poison for item in step):
             raise RuntimeError("boom")
@@ -253,9 +253,11 @@ def test_a_poisoned_request_fails_alone(build_tiny, raises):
     driver = Driver(built)
     driver.add(request("good", PROMPT, 10))
     driver.step()
-    results = driver.run([request("bad", [99, 1], 10), request("late", PROMPT, 10)])
+    # That tokens are forbidden as well does not make it the client's fault.
+    results = driver.run([request("bad", [99, 1], 10, bad_words=("a",)), request("late", PROMPT, 10)])
     assert results["bad"].finish.reason == FinishReason.ERROR
     assert results["bad"].finish.error.code == "engine_error"
+    assert ("not a number" in results["bad"].finish.error.message) == (not raises)
     assert results["good"].token_ids == results["late"].token_ids == expected
 
 

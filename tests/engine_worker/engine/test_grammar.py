@@ -121,6 +121,38 @@ def test_fault_27_a_bad_grammar_is_refused_with_the_reason(build_tiny, grammar):
     assert len(driver.run([request("good", PROMPT, 5)])["good"].token_ids) == 5
 
 
+CHOICE = LLMatcher.grammar_from_lark('start: "a"')
+DEAD_END = LLMatcher.grammar_from_lark(r'start: "x" /[^\s\S]/')
+
+
+@pytest.mark.parametrize(
+    ("given", "made"), [({"grammar": CHOICE, "bad_words": ("a",)}, ""), ({"grammar": DEAD_END}, "x")]
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fault_27_what_leaves_no_token_is_its_clients_to_mend(build_tiny, given, made, overlap):
+    good = Driver(build_tiny()).run([request("good", PROMPT, 20)])["good"].token_ids
+    built = build_tiny(overlap=overlap)
+    asked = [request("good", PROMPT, 20), request("bad", PROMPT, 20, temperature=1.0, logprobs=2, **given)]
+    results = Driver(built).run(asked)
+    built.core.device.close()
+    assert results["bad"].finish.reason == FinishReason.ERROR
+    assert results["bad"].finish.error.code == "invalid_request"
+    assert "No token may come next" in results["bad"].finish.error.message
+    assert results["bad"].text == made
+    assert results["good"].token_ids == good
+
+
+def test_fault_27_a_grammar_without_an_end_is_its_clients_to_mend(build_tiny):
+    endless = LLMatcher.grammar_from_lark('start: "a" start')
+    good = Driver(build_tiny()).run([request("good", PROMPT, 20)])["good"].token_ids
+    results = Driver(build_tiny()).run(
+        [request("good", PROMPT, 20), request("bad", PROMPT, 7, grammar=endless)]
+    )
+    assert results["bad"].finish.error.code == "invalid_request"
+    assert "Too many items" in results["bad"].finish.error.message
+    assert results["good"].token_ids == good
+
+
 def test_max_tokens_ends_in_mid_grammar_as_length(build_tiny):
     result = Driver(build_tiny()).run([request("a", PROMPT, 5, **SAMPLED)])["a"]
     assert (result.finish.reason, len(result.token_ids)) == (FinishReason.LENGTH, 5)

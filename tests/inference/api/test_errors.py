@@ -42,6 +42,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format", None),
         ({"logprobs": 3}, "logprobs", None),
         ({"store": True}, "store", "unsupported_parameter"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", None),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", None),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True, "add_generation_prompt": False}},
+            "chat_template_kwargs.add_generation_prompt",
+            None,
+        ),
         ({"stop": ["a"] * 5}, "stop", None),
         ({"stop": [""]}, "stop", None),
         ({"max_tokens": 0}, "max_tokens", None),

@@ -94,6 +94,9 @@ def test_completions_take_them_as_well(sdk, key, engine_model):
         ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "unclosed group"),
         ({"extra_body": {"structured_outputs": {"grammar": "start: a"}}}, "structured_outputs.grammar", "a"),
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_regex", "Only one"),
+        ({"extra_body": {"guided_regex": r"[^\s\S]"}}, "guided_regex", "no text"),
+        ({"extra_body": {"guided_grammar": "start: start"}}, "guided_grammar", "no text"),
+        ({"extra_body": {"guided_grammar": "root ::= root"}}, "guided_grammar", "no text"),
     ],
     ids=str,
 )
@@ -102,3 +105,22 @@ def test_fault_27_what_cannot_be_followed_is_a_400_with_the_reason(chat, given, 
         chat(**given)
     assert refused.value.param.startswith(param)
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("extra", "words", "stream"),
+    [
+        ({"guided_choice": ["a"], "bad_words": ["a"]}, "No token may come next", False),
+        ({"guided_choice": ["a"], "bad_words": ["a"]}, "No token may come next", True),
+        ({"guided_grammar": 'start: "a" start'}, "could not follow its grammar", False),
+    ],
+)
+def test_fault_27_what_only_the_engine_finds_out_is_a_400_as_well(chat, extra, words, stream):
+    with pytest.raises(openai.BadRequestError, match=words) as refused:
+        list(chat(extra_body=extra, stream=stream))
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_a_grammar_of_the_models_own_tokens_is_not_refused_for_them(chat):
+    (choice,) = chat(extra_body={"guided_grammar": 'start: "a" <[98]> "c"'}).choices
+    assert choice.message.content == "abc"
