@@ -41,7 +41,6 @@ log = structlog.get_logger(__name__)
 RESUME_GRACE_S: Final = 20.0
 GENERATIONS_MAX: Final = 8
 """At once on one socket."""
-_FRAME_BYTES_MAX: Final = 1 << 20
 _SILENCE_S: Final = 10.0
 CLOSE_SIGNED_OUT: Final = 4401
 
@@ -75,8 +74,6 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         try:
             if text_data is None:
                 raise InvalidRequest("Send JSON in text frames.")
-            if len(text_data) > _FRAME_BYTES_MAX:
-                raise InvalidRequest(f"A frame may have at most {_FRAME_BYTES_MAX} characters.")
             frame = read_json_frame(text_data.encode(), frames.ClientFrame)
             if isinstance(frame, frames.Stop):
                 if generation := self._generations.get(frame.id):
@@ -246,7 +243,7 @@ def _id_in(text: str | None) -> str | None:
     """The generation that a bad frame meant, if it says so."""
     try:
         data: Any = msgspec.json.decode(text or "")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     named = data.get("id") if isinstance(data, dict) else None
     return named if isinstance(named, str) and len(named) <= 64 else None

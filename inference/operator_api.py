@@ -12,17 +12,24 @@ import msgspec
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
-from django.views.decorators.http import require_safe
 
 from engine_worker.broker import BrokerUnavailable, ControlBroker, GatewayBroker, OperatorBroker
 from inference.api.error_shapes import render_error
-from inference.errors import NotAllowed, Overloaded
+from inference.errors import MethodNotAllowed, NotAllowed, Overloaded
 
 _TIMEOUT_S = 2.0
 
 
-@require_safe
 def live_state(request: HttpRequest) -> HttpResponse:
+    if request.method not in ("GET", "HEAD"):
+        return render_error(
+            request,
+            MethodNotAllowed(
+                f"{request.method} is not allowed here, only GET, HEAD.",
+                code="method_not_allowed",
+                headers={"Allow": "GET, HEAD"},
+            ),
+        )
     if not request.user.is_staff:
         return render_error(request, NotAllowed("Only the operator's staff may see this.", code="staff_only"))
     try:

@@ -190,6 +190,6 @@ def _object(text: str) -> dict[str, Any]:
     """A tool's arguments; of a call that was cut off, nothing."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -20,7 +20,6 @@ from inference.api.chat_completions import chat_completions
 from inference.api.completions import completions
 from inference.api.embeddings import embeddings
 from inference.api.endpoint import by_method
-from inference.api.error_shapes import render_error
 from inference.api.messages import count_tokens, messages
 from inference.api.models import list_models, retrieve_model
 from inference.api.openapi import ApiDocument
@@ -28,14 +27,11 @@ from inference.api.quota import quota, try_out
 from inference.api.requests import cancel_request, explain_request, resume_stream, retrieve_request
 from inference.api.responses import cancel_response, count_input_tokens, list_input_items, response, responses
 from inference.api.tokenise import detokenize, tokenize
-from inference.errors import NotFound
+from inference.outside_views import no_such_url
 
 
 async def no_such_route(request: HttpRequest) -> HttpResponse:
-    return render_error(
-        request,
-        NotFound(f"There is no {request.method} {request.path[:200]} here.", code="unknown_url"),
-    )
+    return no_such_url(request)
 
 
 no_such_route.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so

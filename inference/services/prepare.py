@@ -75,7 +75,7 @@ def _tool_call(call: ToolCallMade) -> dict[str, Any]:
     """With the arguments as templates on the hub expect them: an object, not its text."""
     try:
         arguments = json.loads(call.function.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = call.function.arguments
     return {
         "id": call.id,

@@ -8,6 +8,9 @@ client that left. Others never wait: each connection has a coroutine of its own.
 Twisted, below, waits for headers and bodies as long as a byte comes now and then. Here they come in time, as with
 uvicorn's gateway, or the connection is closed.
 
+Twisted parses forms, on the event loop and for nobody, and answers one that is none itself, without a word. Here a body
+is the application's. And a websocket message that is too large is told so (close code 1009) before its connection ends.
+
 Twisted lets 50 clients wait to be accepted: more who come while the loop is held are turned away by the kernel, after
 seconds or a minute. Here as many may wait as with uvicorn.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -23,6 +27,7 @@ from daphne.cli import CommandLineInterface
 from daphne.server import Server
 from twisted.web import http
 
+from weir.servers import WEBSOCKET_MESSAGE_MAX
 from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
 
 log = structlog.get_logger(__name__)
@@ -43,6 +48,16 @@ class ImpatientChannel(_Channel):  # type: ignore[misc]
     transport: Any
     _giving_up: asyncio.TimerHandle | None = None
     _body_bytes = 0
+    _make_request: Callable[..., Any]
+
+    @property
+    def requestFactory(self) -> Callable[..., Any]:
+        return self._make_request
+
+    @requestFactory.setter
+    def requestFactory(self, factory: Callable[..., Any]) -> None:
+        """Daphne says what it is for each connection."""
+        self._make_request = partial(factory, parsePOSTFormSubmission=False)
 
     def connectionMade(self) -> None:
         super().connectionMade()
@@ -99,6 +114,10 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
     stall_s = STALL_S
 
     def __init__(self, *args: Any, endpoints: Sequence[str] = (), **kwargs: Any) -> None:
+        kwargs |= {
+            "websocket_max_message_size": WEBSOCKET_MESSAGE_MAX,
+            "websocket_max_frame_size": WEBSOCKET_MESSAGE_MAX,
+        }
         super().__init__(*args, endpoints=[_with_accept_queue(text) for text in endpoints], **kwargs)
 
     @property
@@ -110,6 +129,16 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
         """Daphne makes it as it starts to run."""
         factory.protocol = ImpatientChannel
         self._http_factory = factory
+
+    @property
+    def ws_factory(self) -> Any:
+        return self._ws_factory
+
+    @ws_factory.setter
+    def ws_factory(self, factory: Any) -> None:
+        """The same for websockets."""
+        factory.setProtocolOptions(failByDrop=False)
+        self._ws_factory = factory
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         if message["type"] in ("http.response.body", "websocket.send"):

@@ -12,6 +12,9 @@ GRANIAN: Final = "granian"
 """Does not: it takes whatever is sent into a queue without end. Measured beside the others, never offered."""
 PRODUCTION: Final = UVICORN
 
+WEBSOCKET_MESSAGE_MAX: Final = 1 << 20
+"""Bytes of a message; a larger one ends the connection with close code 1009."""
+
 _APPLICATION: Final = "weir.asgi:application"
 
 

@@ -108,6 +108,7 @@ MIDDLEWARE = [
 API_MIDDLEWARE = ["weir.logs.RequestIdMiddleware"]
 """For what is under /v1: async only; a sync one would cost every request a thread (see asgi.py)."""
 ROOT_URLCONF = "weir.urls"
+CSRF_FAILURE_VIEW = "inference.outside_views.csrf_failure"
 ASGI_APPLICATION = "weir.asgi.application"
 AUTH_USER_MODEL = "tenants.User"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

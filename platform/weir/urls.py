@@ -29,3 +29,6 @@ urlpatterns = [
     path("admin/support/<uuid:tenant_id>/end/", admin.site.admin_view(end_support), name="admin_end_support"),
     path("admin/", admin.site.urls),
 ]
+handler400 = "inference.outside_views.bad_request"
+handler404 = "inference.outside_views.not_found"
+handler500 = "inference.outside_views.server_error"

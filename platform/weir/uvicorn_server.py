@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from weir.servers import WEBSOCKET_MESSAGE_MAX
 from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
 
 log = structlog.get_logger(__name__)
@@ -31,6 +32,7 @@ HEADERS_MAX: Final = 64 * 1024
 _RESET: Final = struct.pack("ii", 1, 0)
 SMALL: Final = 16 * 1024
 """Bytes that wait for the end of the loop's turn, to go out together."""
+_CLOSE_S: Final = 1.0
 _DRAIN_S: Final = 10
 """Open streams have so long to end; then they are cut, and clients resume at another gateway."""
 
@@ -199,7 +201,17 @@ class ImpatientHttp(_Impatient, HttpToolsProtocol):
 
 
 class ImpatientWebSocket(_Impatient, WebSocketsSansIOProtocol):
-    pass
+    def handle_parser_exception(self) -> None:
+        """The client's message is none, or too large. The rest of it is read and forgotten for a moment: a connection
+        that is closed before its input is read is reset, and the client never learns why."""
+        if self.close_sent:
+            return
+        told = self.conn.close_sent
+        assert told is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": told.code, "reason": told.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = self.disconnected = True
+        self.close_timer = self.loop.call_later(_CLOSE_S, self.transport.close)
 
 
 def serve(application: str, *, host: str, port: int) -> None:
@@ -211,6 +223,7 @@ def serve(application: str, *, host: str, port: int) -> None:
         loop="uvloop",
         http=ImpatientHttp,
         ws=ImpatientWebSocket,
+        ws_max_size=WEBSOCKET_MESSAGE_MAX,
         lifespan="off",
         access_log=False,  # it would have whole URLs
         log_config=None,  # logs.py configures logging

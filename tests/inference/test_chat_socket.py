@@ -178,6 +178,7 @@ def test_a_refusal_says_which_limit_and_when(site, cast):
         ("nonsense", None),
         ('{"type":"dance"}', "type"),
         ('{"type":"start","id":"g"}', "model"),
+        pytest.param("[" * 5000, None, id="deep"),
         (json.dumps(start("g", temperature=9)), "params.temperature"),
         (json.dumps(start("g", prompt_logprobs=1)), "params.prompt_logprobs"),
         (json.dumps(start("g") | {"messages": [{"role": "user"}]}), "messages[0].content"),

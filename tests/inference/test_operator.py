@@ -99,6 +99,9 @@ def test_nobody_else_sees_it():
     refused = browser.get("/operator/live")
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "staff_only"
+    changed = browser.post("/operator/live")
+    assert (changed.status_code, changed.headers["Allow"]) == (405, "GET, HEAD")
+    assert changed.json()["error"]["code"] == "method_not_allowed"
 
 
 def run(*arguments: str, fails: str = "") -> str:

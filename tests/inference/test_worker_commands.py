@@ -290,7 +290,15 @@ def test_it_opens_to_operators_and_their_programs_alone(idle_process: str, setti
     assert not WorkerCommand.objects.exists()
     operator = Client(enforce_csrf_checks=True)
     operator.force_login(make_operator("rest@example.org"))
-    assert operator.post(address, body, content_type="application/json").status_code == 403, "no CSRF token"
+    for refused in (
+        operator.post(address, body, content_type="application/json"),
+        operator.post("/operator/live"),
+        operator.delete(f"{address}/m"),
+    ):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "csrf_failed")
+    assert operator.post("/admin/live/load/").headers["Content-Type"].startswith("text/html"), (
+        "a page for people"
+    )
     operator.get("/admin/live/load/?worker=w")
     told = operator.post(
         address,

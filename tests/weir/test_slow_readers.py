@@ -3,6 +3,7 @@ not come to the end of a request, where no proxy is in front."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from tests.e2e.site import ROOT
@@ -143,6 +145,18 @@ def test_who_does_not_come_to_the_end_of_a_request_is_cut_off(port):
         for _ in range(2):  # on one connection
             answer = client.post(f"http://127.0.0.1:{port}/upload", content=iter([b"x" * 65_536] * 64))
             assert answer.text == str(65_536 * 64)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_message_that_is_too_large_is_told_so(port, parts):
+    """And not taken into memory."""
+    with connect(f"ws://127.0.0.1:{port}/large-{parts}", proxy=None) as client:
+        with contextlib.suppress(ConnectionClosed):  # before all of it was sent
+            client.send("x" * 1_500_000 if parts == 1 else ["x" * 500_000] * parts)
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(PIECES):
+                client.recv(timeout=60)
+        assert client.close_code == 1009
 
 
 @pytest.mark.parametrize("are_complete", [True, False])

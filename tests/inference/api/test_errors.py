@@ -140,6 +140,8 @@ def test_fault_15_empty_prompts(http, model):
         (b"[" * 50_000, {}, 400),
         (b'{"metadata":' + b'{"a":' * 50_000, {}, 400),
         (b"{}", {"Content-Type": "text/plain"}, 415),
+        (b"abc", {"Content-Type": "multipart/form-data"}, 415),
+        (b"abc", {"Content-Type": "multipart/form-data; boundary=x"}, 415),
         (b"{}", {"Content-Type": "application/json; charset=latin-1"}, 415),
         (b" " * 6_000_000, {}, 413),
     ],
@@ -148,6 +150,29 @@ def test_bodies_that_are_none(http, content, headers, status):
     response = http.post(CHAT, content=content, headers={"Content-Type": "application/json", **headers})
     assert response.status_code == status
     error_of(response)
+
+
+@pytest.mark.parametrize("form", ["", "; boundary=x", "; boundary=\xe9", "; boundary=" + "x" * 300])
+def test_forms_that_are_none(http, form):
+    response = http.post(
+        "files", content=b"abc", headers={b"Content-Type": f"multipart/form-data{form}".encode()}
+    )
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_a_form_that_nobody_asked_for_is_not_read(http, model):
+    """By the server neither: a body is the application's."""
+    form = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"
+    response = http.post(CHAT, content=form, headers={"Content-Type": "multipart/form-data; boundary=x"})
+    assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_media_type")
+
+
+def test_arguments_too_deep_to_be_read_are_a_text(http, model):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 5000}}
+    made = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    response = http.post(CHAT, json={"model": model, "messages": made, "max_tokens": 1})
+    assert response.status_code in (200, 400), response.text
 
 
 def test_routes_and_methods(http):
@@ -180,6 +205,17 @@ def test_v1_itself_answers_in_json(site):
     for method in ("GET", "POST"):
         response = httpx.request(method, f"{site.url}/v1", timeout=60)
         assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/models", "//v1", "/operator", "/operator/", "/operator/zz", "/operator/commands/zz"]
+)
+def test_addresses_for_programs_answer_in_json_and_others_with_a_page(site, path):
+    response = httpx.get(f"{site.url}{path}", timeout=60)
+    assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
+    for beside in ("/v12/models", "/operators", "/x/v1/models"):
+        page = httpx.get(f"{site.url}{beside}", timeout=60)
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
 
 
 def test_half_a_surrogate_pair_is_named(http, model):
