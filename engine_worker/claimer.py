@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from engine_worker.broker import BrokerUnavailable, Claim, Held, WorkerBroker
+from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.outbox import Outbox
 from engine_worker.waiting import Backoff, wait
 
 _WAIT_FOR_WORK_S: Final = 1.0
-_CLAIMED_UNSEEN: Final = 2
-"""So many at most are claimed with the room that there was up to `_WAIT_FOR_WORK_S` ago. More than one: then one that
-came alone says that no other waits."""
 _WAIT_FOR_BETTER_S: Final = 5.0
 
 
@@ -45,38 +42,23 @@ class Claimer:
     async def run(self) -> None:
         """Ends by itself when stopping: a claim that is cancelled half way would strand what it took."""
         backoff = Backoff()
-        queue_is_empty = False
         while not self._stopping.is_set():
             self._stepped.clear()
             room = self._engine.room()
             try:
                 if room <= 0:
-                    queue_is_empty = False
                     self._is_full.set()
                     if not await self._claim_better():
                         await wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
-                if queue_is_empty:
-                    room = min(room, _CLAIMED_UNSEEN)
-                    claims = await self._broker.claim_queued(room, timeout_s=_WAIT_FOR_WORK_S)
-                    if self._stopping.is_set():
-                        await self._give_back(claims)
-                        return
-                else:
-                    claims = await self._broker.claim(room)
+                claims = await self._broker.claim(room)
                 for claim in claims:
                     self._start(claim)
-                queue_is_empty = len(claims) < room
+                if len(claims) < room and not self._stopping.is_set():
+                    await self._broker.wait_for_work(_WAIT_FOR_WORK_S)
                 backoff.reset()
             except BrokerUnavailable:
-                queue_is_empty = False
                 await backoff.sleep()
-
-    async def _give_back(self, claims: Sequence[Claim]) -> None:
-        """Asked for before it was told to stop: they are another's, at once."""
-        if claims:
-            held = [Held(claim.request.request_id, claim.epoch) for claim in claims]
-            await self._broker.release(held, failed=False)
 
     async def _claim_better(self) -> bool:
         """Without room: takes what is of a better class than something held, which the engine then preempts.

@@ -56,14 +56,11 @@ class SharedConnection:
     async def eval(self, script: str, numkeys: int, *keys_and_args: str | bytes | int) -> Any:
         return await self._call("EVAL", script, numkeys, *keys_and_args)
 
-    async def blpop(self, keys: Sequence[str], timeout_s: float, *then: str | bytes | int) -> Any:
+    async def blpop(self, keys: Sequence[str], timeout_s: float) -> Any:
         """On a connection that has no other callers, because this one waits at the server. Who is cancelled takes the
-        connection along: what came for nobody would be lost.
-
-        With a command `then`, the server does it right after, and its reply is the one that is told.
-        """
+        connection along: what came for nobody would be lost."""
         try:
-            return await self._call("BLPOP", *keys, timeout_s, then=then)
+            return await self._call("BLPOP", *keys, timeout_s)
         except asyncio.CancelledError:
             if self._line is not None:
                 self._line.give_up(RedisConnectionError("who waited has left"))
@@ -77,7 +74,7 @@ class SharedConnection:
             await self._line.aclose()
             self._line = None
 
-    async def _call(self, *command: str | bytes | float, then: tuple[str | bytes | int, ...] = ()) -> Any:
+    async def _call(self, *command: str | bytes | float) -> Any:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         for attempt in range(_ATTEMPTS):
@@ -85,10 +82,7 @@ class SharedConnection:
             if line is None or line.is_broken:
                 line = await self._connected()
             try:
-                if not then:
-                    return await line.call(command)
-                _, reply = await asyncio.gather(line.call(command), line.call(then))
-                return reply
+                return await line.call(command)
             except RedisConnectionError:
                 if attempt + 1 == _ATTEMPTS:
                     raise

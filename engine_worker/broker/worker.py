@@ -8,11 +8,9 @@ from enum import IntEnum
 from typing import Any, Final, cast
 
 import msgspec
-from redis.exceptions import NoScriptError
 
 from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect
-from engine_worker.broker.shared import SharedConnection
 from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
 
 LEASE_MS: Final = 10_000
@@ -126,30 +124,16 @@ class WorkerBroker:
         what it runs of that class. Requests for an adapter that the registered card doesn't name are left
         to others.
         """
-        args: list[str | bytes | int] = [self.worker_id, count, self.lease_ms, extra, put_aside]
-        args += self._adapters
-        return _claims(await self._call("claim", args))
+        reply = await self._call(
+            "claim", [self.worker_id, count, self.lease_ms, extra, put_aside, *self._adapters]
+        )
+        now_ms = int(reply[0])
+        return [_claim(entry, now_ms) for entry in reply[1:]]
 
-    async def claim_queued(self, count: int, *, timeout_s: float) -> list[Claim]:
-        """`claim` as soon as a request is queued, or after `timeout_s` (at most 5).
-
-        The claim waits at the server too: who comes to an idle worker is not told first, and then asked for.
-        """
-        args: list[str | bytes | int] = [self.worker_id, count, self.lease_ms, 0, 0, *self._adapters]
-        wake = [self._prefix + "wake"]
-        if not isinstance(self._work, SharedConnection):
-            async with bounded(timeout_s + self._timeout_s):
-                await cast(Any, self._work.blpop(wake, timeout_s))
-            return _claims(await self._call("claim", args))
-        script = scripts.load("claim")
+    async def wait_for_work(self, timeout_s: float) -> bool:
+        """True as soon as a request is queued, False after `timeout_s` (at most 5): a hint to claim."""
         async with bounded(timeout_s + self._timeout_s):
-            try:
-                claimed = await self._work.blpop(
-                    wake, timeout_s, "EVALSHA", script.sha1, 1, self._prefix, *args
-                )
-            except NoScriptError:
-                claimed = await script(self._scripts, self._prefix, args)
-        return _claims(claimed)
+            return bool(await cast(Any, self._work.blpop([self._prefix + "wake"], timeout_s)))
 
     async def wait_for_better(self, timeout_s: float) -> int | None:
         """The class of a request that was queued while nothing as good waited, or None after `timeout_s` (at most 5).
@@ -198,11 +182,6 @@ class WorkerBroker:
     async def _call(self, verb: str, args: Sequence[str | bytes | int]) -> Any:
         async with bounded(self._timeout_s):
             return await scripts.load(verb)(self._scripts, self._prefix, args)
-
-
-def _claims(reply: Sequence[Any]) -> list[Claim]:
-    now_ms = int(reply[0])
-    return [_claim(entry, now_ms) for entry in reply[1:]]
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:

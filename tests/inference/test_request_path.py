@@ -122,10 +122,10 @@ async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, mode
     call, execute, start = SharedConnection._call, CursorWrapper.execute, threading.Thread.start
     others = Redis.execute_command
 
-    async def counted_call(self: SharedConnection, *command: Any, **options: Any) -> Any:
+    async def counted_call(self: SharedConnection, *command: Any) -> Any:
         if self in ours and command[1] in verbs:
             called[verbs[command[1]]] += 1
-        return await call(self, *command, **options)
+        return await call(self, *command)
 
     async def counted_other(self: Redis, *command: Any, **options: Any) -> Any:
         if self in (runtime.broker._redis, runtime.quotas._redis):
