@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError
 from structlog.contextvars import clear_contextvars
 
+from inference.database_thread import database_thread
 from inference.errors import Overloaded
 from inference.models import Maintenance, ModelSetting
 from tenants.row_security import EVERYBODY, bound_to
@@ -129,6 +130,7 @@ class SitePolicy:
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=_FIRST_WAIT_S)
 
+    @database_thread()
     async def _read(self) -> None:
         clear_contextvars()  # of this task: it reads for everybody, not for the request that came first
         try:

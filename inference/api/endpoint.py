@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.request import UnreadablePostError
 from django.http.response import HttpResponseBase
@@ -260,6 +261,11 @@ def _as_api_error(error: Exception) -> ApiError:
         # It was there a moment ago. Services say in words what is gone; this is for what they did not think of.
         log.warning("gone", what=type(error).__qualname__, exc_info=error)
         return NotFound("What this is about was deleted at the same moment.", code="not_found")
+    if isinstance(error, (OperationalError, InterfaceError)):
+        log.warning("database_unavailable", error=str(error))
+        return Overloaded(
+            "The database can't be reached at the moment. Try again shortly.", code="database_unavailable"
+        )
     if isinstance(error, RequestDataTooBig):
         return TooLarge("The body is too large.", code="request_too_large")
     if isinstance(error, UnreadablePostError):

@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 
 from inference.api.sse import tells_failure
+from inference.database_thread import database_thread
 from inference.errors import InvalidRequest
 from inference.runtime import Runtime
 from inference.services.generation import WAITED_IN_VAIN
@@ -57,6 +58,7 @@ async def answer_once(
     return await asyncio.shield(answered)
 
 
+@database_thread()
 async def _answer(
     claim: Claim, work: Callable[[Claim], Awaitable[Answer]], answered: asyncio.Future[Answer]
 ) -> None:

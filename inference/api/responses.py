@@ -12,6 +12,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.response_shape import ResponseShape, framed, new_response
 from inference.api.sse import Framing, events_of
+from inference.database_thread import database_thread
 from inference.errors import ApiError, Conflict, GenerationFailed, InvalidRequest, NotFound
 from inference.runtime import Runtime
 from inference.schemas.queries import ItemsQuery
@@ -194,6 +195,7 @@ async def _follow(generation: Generation, shape: ResponseShape) -> None:
     shape.last_event(generation.finish)
 
 
+@database_thread()
 async def _follow_to_end(generation: Generation, shape: ResponseShape, kept: Kept) -> None:
     """Nobody waits at a connection. A gateway that dies here leaves the rest to who asks for the answer."""
     try:

@@ -9,18 +9,17 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, RequestAborted
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.handlers.exception import convert_exception_to_response
-from django.db import close_old_connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, resolve
 from django.utils.log import log_response
 from django.utils.module_loading import import_string
 
+from inference.database_thread import database_thread
 from weir.turnstile import Turnstile
 
 _Application: TypeAlias = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -56,11 +55,8 @@ class ApiHandler(ASGIHandler):
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         await self._door.passed()
-        # Whatever a view does in the database runs in one thread, which is made when it is needed.
-        async with ThreadSensitiveContext() as context:
+        async with database_thread():
             await self.handle(scope, receive, send)
-            if context in SyncToAsync.context_to_thread_executor:
-                await sync_to_async(close_old_connections)()
 
     async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:

@@ -174,6 +174,15 @@ def test_in_the_background(client, model):
     assert done.usage.output_tokens == 20
 
 
+def test_what_outlives_its_request_gives_its_database_connection_back(client, http, model):
+    for _ in range(12):  # a gateway has ten, WEIR_DATABASE_POOL
+        begun = client.responses.create(model=model, input="x", max_output_tokens=1, background=True)
+        asked = {"model": model, "prompt": "x", "max_tokens": 1}
+        http.post("completions", json=asked, headers={"Idempotency-Key": begun.id}).raise_for_status()
+        assert ended(client, begun.id).status == "incomplete"
+    assert http.get("files").status_code == 200
+
+
 def test_a_background_response_is_cancelled(client, model):
     begun = client.responses.create(model=model, input="x", max_output_tokens=2000, background=True)
     cancelled = client.responses.cancel(begun.id)
