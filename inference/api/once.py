@@ -74,13 +74,13 @@ async def _answer(
             try:
                 async for event in answer:
                     record.add(event)
+                body = b"".join(event for event in record.events if not event.startswith(b":"))
+                if any(map(tells_failure, record.events)):
+                    await forget_claim(claim)
+                else:
+                    await _kept(claim, content_type, body)
             finally:
-                record.end()
-            body = b"".join(event for event in record.events if not event.startswith(b":"))
-            if any(map(tells_failure, record.events)):
-                await forget_claim(claim)
-            else:
-                await _kept(claim, content_type, body)
+                record.end()  # who has read to the end may ask again at once, and gets this
         else:
             await _kept(claim, content_type, answer.content)
             answered.set_result(answer)

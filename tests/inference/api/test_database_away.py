@@ -12,6 +12,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from inference.api.endpoint import _as_api_error
 
 
+@pytest.mark.django_db
 def test_no_connection_is_a_503_to_come_back_after():
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))  # and nobody listens
@@ -19,7 +20,7 @@ def test_no_connection_is_a_503_to_come_back_after():
         settings["OPTIONS"] = {"connect_timeout": 5}
         away = DatabaseWrapper(settings, alias="away")
         with pytest.raises(OperationalError) as refused:
-            away.connect()
+            away.ensure_connection()
     error = _as_api_error(refused.value)
     assert (error.status, error.code) == (503, "database_unavailable")
     assert error.retry_after_ms
