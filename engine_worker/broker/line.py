@@ -8,6 +8,7 @@ task for each write and for each read; here the protocol speaks to who waits.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from hiredis import Reader, pack_command
@@ -19,7 +20,7 @@ _PACK: Final[Any] = pack_command
 _NOTHING: Final = object()
 
 
-class Line(asyncio.Protocol):
+class Line(asyncio.Protocol, ABC):
     """Takes over a connection that is made, and on which nothing is under way.
 
     Subclasses say what a reply means (`heard`), and what is to be done at the end (`ended`, once).
@@ -43,12 +44,13 @@ class Line(asyncio.Protocol):
         if self._transport.is_closing():  # and its end was told to the reader
             self.give_up(RedisConnectionError("the connection was closed at once"))
 
+    @abstractmethod
     def heard(self, reply: Any) -> None:
         """An error reply is an exception, here and inside of lists."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, error: RedisError) -> None:
-        raise NotImplementedError
+        """Once: nothing more comes."""
 
     def send(self, command: tuple[str | bytes | float, ...]) -> None:
         packed: bytes = _PACK(command)
