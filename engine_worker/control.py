@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from engine_worker.broker import BrokerUnavailable, ControlBroker
-from engine_worker.protocol import ModelAnswer
+from engine_worker.broker.commands import ModelAnswer
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""The wire format between the gateway and the engine worker: the one module that both import.
+"""The wire format between the gateway and the engine worker; what operators send: broker/commands.py.
 
 Everything is MessagePack (https://msgpack.org) through `msgspec`. Unknown fields are ignored, so
 a newer peer may add some; an unknown `v` is refused with `ProtocolVersionError`. Fields are never
@@ -40,7 +40,8 @@ class ProtocolVersionError(ProtocolError):
         self.found = found
 
 
-def _version() -> int:
+def this_version() -> int:
+    """For a message's field `v`."""
     # A factory and not a default: defaults are left out of the encoding, and the version must never be.
     return PROTOCOL_VERSION
 
@@ -139,7 +140,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """For an embedding model: how many of the prompt's tokens are each text's, in order; empty: one text."""
     trace: dict[str, str] = {}
     """W3C Trace Context headers, and the client's `x-request-id`, by which the logs of both processes meet."""
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=this_version)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -213,7 +214,7 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     in base64. Text, because Redis's MessagePack knows no bytes."""
     queued_ms: int | None = None
     """In the queue before a worker first had it; in an attempt's first chunk."""
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=this_version)
 
 
 class UsageEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -242,7 +243,7 @@ class UsageEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """For the log; the ledger keeps the code."""
     decision: str = ""
     """Why it was admitted, as the gateway wrote it down; kept with the ledger's row, read by nobody on the way."""
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=this_version)
 
 
 def charged_prompt_tokens(*, finish_reason: str, prompt_tokens: int, completion_tokens: int) -> int:
@@ -279,7 +280,7 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Of an embedding model's vectors."""
     adapters: dict[str, str] = {}
     """LoRA adapters by name, each with the public id of the tenant that it is for; "": for all."""
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=this_version)
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -315,61 +316,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """The same of the last thousand times between two tokens."""
     host: str = ""
     pid: int = 0
-    v: int = msgspec.field(default_factory=_version)
-
-
-class ModelCommand(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Operator -> worker process: serve a model more, or one less."""
-
-    command_id: str
-    action: str
-    """`load` or `unload`."""
-    model: str
-    """The name that clients use."""
-    source: str = ""
-    """Where a model to load is, on the worker's machine: what `--model` takes."""
-    v: int = msgspec.field(default_factory=_version)
-
-
-class Refusal:
-    """Codes of a ModelAnswer."""
-
-    MEMORY: Final = "not_enough_memory"
-    NOT_FOUND: Final = "model_not_found"
-    UNSERVABLE: Final = "model_not_servable"
-    SERVED: Final = "name_in_use"
-    NOT_SERVED: Final = "not_served"
-    FULL: Final = "no_place"
-    MALFORMED: Final = "malformed"
-
-
-class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Worker process -> operator, when the command is done."""
-
-    command_id: str
-    models: list[str]
-    """What it serves now."""
-    error: str = ""
-    """Why the command could not be done."""
-    code: str = ""
-    """The same for a program: see Refusal."""
-    v: int = msgspec.field(default_factory=_version)
-
-
-class ProcessStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Worker process that obeys ModelCommands -> Redis, about once a second; also while it serves nothing."""
-
-    worker_id: str
-    started_at_ms: int
-    updated_at_ms: int
-    max_models: int
-    models: list[str]
-    """What it serves now."""
-    command_id: str = ""
-    """The command that it is at."""
-    host: str = ""
-    device: str = ""
-    v: int = msgspec.field(default_factory=_version)
+    v: int = msgspec.field(default_factory=this_version)
 
 
 _Message = TypeVar("_Message", bound=msgspec.Struct)

@@ -17,14 +17,15 @@ from typing import Final, TypeAlias
 import structlog
 
 from engine_worker.broker import BrokerUnavailable, ControlBroker, WorkerBroker
+from engine_worker.broker.commands import ModelAnswer, ModelCommand, ProcessStatus, Refusal
 from engine_worker.broker.keys import model_prefix
 from engine_worker.engine.errors import EngineFailure
 from engine_worker.engine.types import Engine
 from engine_worker.host_memory import NotEnoughMemory
 from engine_worker.model_card import ModelCardError
 from engine_worker.model_store import ModelNotFound, ModelStoreError
-from engine_worker.protocol import ModelAnswer, ModelCard, ModelCommand, ProcessStatus, ProtocolError, Refusal
-from engine_worker.waiting import Backoff
+from engine_worker.protocol import ModelCard, ProtocolError
+from engine_worker.waiting import Backoff, wait
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
 from engine_worker.worker_status import now_ms
@@ -37,7 +38,7 @@ Make: TypeAlias = Callable[[str, str], tuple[Engine, Describe]]
 
 
 class Refused(ValueError):
-    """A command that can't be done; the message says why, `code` says so to programs (see protocol.Refusal)."""
+    """A command that can't be done; the message says why, `code` says so to programs (see Refusal)."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -221,9 +222,7 @@ class ServedModels:
             )
             with suppress(BrokerUnavailable):  # the models' own heartbeats say so in the log
                 await control.heartbeat(status)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.heartbeat_s):
-                    await self._news.wait()
+            await wait(self._news, self._config.heartbeat_s)
 
     async def _answer(self, command: ModelCommand) -> ModelAnswer:
         _log.info("model_command", action=command.action, model=command.model)

@@ -65,7 +65,7 @@ class CommandObject(msgspec.Struct, frozen=True):
     state: str
     """`waiting` for its turn, `at_work` (loading or draining), `done`, `refused`, `lost`."""
     refusal: str
-    """Why it was refused, for programs: engine_worker.protocol.Refusal."""
+    """Why it was refused, for programs: engine_worker.broker.commands.Refusal."""
     outcome: str
     """The same in words."""
     models_before: list[str]

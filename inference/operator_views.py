@@ -19,8 +19,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
+from engine_worker.broker.commands import ProcessStatus
 from engine_worker.broker.operator import DeadLetter, ModelQueue
-from engine_worker.protocol import ProcessStatus, Rung
+from engine_worker.protocol import Rung
 from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.operator_api import read_live_state
 from tenants.admin.base import actor_of

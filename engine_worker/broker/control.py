@@ -6,9 +6,10 @@ import asyncio
 import uuid
 from typing import Any, Final, cast
 
+from engine_worker.broker.commands import ModelAnswer, ModelCommand, ProcessStatus
 from engine_worker.broker.connection import bounded, connect, disconnect
 from engine_worker.broker.keys import WORKER_TTL_MS
-from engine_worker.protocol import ModelAnswer, ModelCommand, ProcessStatus, decode, encode
+from engine_worker.protocol import decode, encode
 
 _KEPT_S: Final = 300
 """A command to a process that is not there is forgotten after so long; each of its heartbeats keeps what waits."""

@@ -30,7 +30,7 @@ class WorkerCommand(models.Model):
     source = models.CharField("where it is, on the worker's machine", max_length=1000, blank=True)
     state = models.CharField(max_length=10, choices=CommandState.choices, default=CommandState.OPEN)
     refusal = models.CharField(max_length=40, blank=True)
-    """protocol.Refusal's code."""
+    """broker/commands.py's Refusal."""
     outcome = models.TextField(blank=True)
     """Why it was not done."""
     models_before = models.JSONField(default=list, blank=True)

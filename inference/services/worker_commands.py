@@ -20,7 +20,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from engine_worker.broker import BrokerUnavailable, ControlBroker, GatewayBroker
-from engine_worker.protocol import ModelAnswer, ModelCommand, ProcessStatus
+from engine_worker.broker.commands import ModelAnswer, ModelCommand, ProcessStatus
 from inference.models import CommandAction, CommandState, WorkerCommand
 from tenants.services import Actor, record_audit
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker import protocol
+from engine_worker.broker.commands import ModelAnswer, ModelCommand, ProcessStatus
 from engine_worker.protocol import (
     Chunk,
     EngineError,
@@ -117,6 +118,18 @@ MESSAGES: list[Any] = [
         kv_blocks_total=7,
         kv_blocks_used=8,
         step_ms=9.5,
+    ),
+    ModelCommand(command_id="c", action="load", model="m", source="/models/m"),
+    ModelAnswer(command_id="c", models=["m"], error="no", code="no_place"),
+    ProcessStatus(
+        worker_id="w",
+        started_at_ms=1,
+        updated_at_ms=2,
+        max_models=3,
+        models=["m"],
+        command_id="c",
+        host="h",
+        device="cpu",
     ),
 ]
 

@@ -9,11 +9,12 @@ import pytest
 
 from engine_worker import control
 from engine_worker.broker import ControlBroker
+from engine_worker.broker.commands import Refusal
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.host_memory import available_bytes, bytes_needed, refuse_what_does_not_fit
 from engine_worker.model_card import read_model_card
-from engine_worker.protocol import Refusal, SamplingParams
+from engine_worker.protocol import SamplingParams
 from engine_worker.served_models import Refused, ServedModels
 from engine_worker.worker_config import WorkerConfig
 from tests.engine_worker.broker.driving import put, until

@@ -22,7 +22,8 @@ from django.db import connections
 from django.test import Client
 
 from engine_worker.broker import ControlBroker, GatewayBroker
-from engine_worker.protocol import GenerateRequest, ProcessStatus, Refusal, SamplingParams
+from engine_worker.broker.commands import ProcessStatus, Refusal
+from engine_worker.protocol import GenerateRequest, SamplingParams
 from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.services import worker_commands
 from inference.services.worker_commands import CommandUnderway, command_worker, settle_commands

@@ -16,7 +16,8 @@ from engine_worker.broker import (
     UsageReader,
     WorkerBroker,
 )
-from engine_worker.protocol import GenerateRequest, ModelAnswer, ModelCommand, ProcessStatus, SamplingParams
+from engine_worker.broker.commands import ModelAnswer, ModelCommand, ProcessStatus
+from engine_worker.protocol import GenerateRequest, SamplingParams
 from tests import redis_fleets
 from tests.engine_worker.broker.driving import card, last, publish, put, status, tokens
 
