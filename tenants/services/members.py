@@ -79,13 +79,13 @@ def remove_member(*, actor: Actor, by: Role, membership: Membership) -> None:
 
 
 def _role_now(actor: Actor, by: Role, membership: Membership) -> Role:
-    """Of who asks, who may have lost it since `by` was read."""
-    held = (
-        Membership.objects.for_tenant(membership.tenant_id)
-        .filter(user=actor.user)
-        .values_list("role", flat=True)
-    )
-    return Role(held[0]) if actor.user is not None and held else by
+    """Of who asks, who may have lost it since `by` was read. Raises NotAllowedToManage: they are no member any more."""
+    if actor.user is None:
+        return by
+    own = Membership.objects.for_tenant(membership.tenant_id).filter(user=actor.user).first()
+    if own is None:
+        raise NotAllowedToManage
+    return Role(own.role)
 
 
 def _locked(membership: Membership) -> Membership | None:

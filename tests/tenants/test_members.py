@@ -127,6 +127,9 @@ def test_the_role_counts_that_one_has_by_now(cast: Cast):
         change_role(actor=Actor.person(other), by=Role.OWNER, membership=mine, role=Role.ADMIN)
     with pytest.raises(NotAllowedToManage):
         remove_member(actor=Actor.person(other), by=Role.OWNER, membership=mine)
+    remove_member(actor=Actor.person(cast.owner), by=Role.OWNER, membership=others)
+    with pytest.raises(NotAllowedToManage):
+        remove_member(actor=Actor.person(other), by=Role.OWNER, membership=mine)
 
 
 def test_removed_means_out_at_once(cast: Cast):
