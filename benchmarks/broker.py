@@ -27,15 +27,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.model import prepared
 from engine_worker.broker import GatewayBroker, Held, WorkerBroker
 from engine_worker.broker.connection import connect
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
 from engine_worker.protocol import Chunk, Finish, GenerateRequest, SamplingParams, encode
 from weir import embedded
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "bench-broker"
 CHANNEL = "weir:live:bench"
 ROUNDS = 10
@@ -218,7 +217,7 @@ async def bench(url: str, streams: int, steps: int, requests: int) -> dict[str, 
 
 async def step_ms(streams: int) -> float:
     """A step of the default model in which so many sequences are decoded, the median."""
-    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    model_dir = prepared()
     engine = AsyncEngine(EngineConfig(model_dir=model_dir, max_num_seqs=streams, max_model_len=512))
     await engine.start()
     rng = random.Random(5)

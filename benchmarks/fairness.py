@@ -37,10 +37,10 @@ from typing import Any
 from redis.asyncio import Redis
 
 from benchmarks.engine.measure import percentile, processor
-from benchmarks.fleet import MODEL, ROOT, one_worker
+from benchmarks.fleet import MODEL, one_worker
+from benchmarks.model import prepared
 from benchmarks.offered_load import Tally, drop_all, listen, put
 from engine_worker.broker import GatewayBroker
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
 from engine_worker.protocol import FinishReason, UsageEvent, decode
 from weir import embedded
 
@@ -208,7 +208,7 @@ async def isolation(redis_url: str, scratch: Path, seconds: float) -> dict[str, 
     waits: list[float] = []
     unserved = 0
     flags = {"max_num_seqs": SLOTS, "max_model_len": 1024, "itl_targets_ms": f"0:{STEP_TARGET_MS}"}
-    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    model_dir = prepared()
     async with one_worker(redis_url, scratch, model_dir=model_dir, **flags) as broker:
         can_do = await capacity(broker, max(6.0, seconds / 4))
         await realtime_ttft(broker, min(5.0, seconds))

@@ -18,17 +18,16 @@ import json
 import multiprocessing
 import random
 import statistics
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.engine.measure import percentile, processor
 from benchmarks.engine.workload import load
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 from engine_worker.protocol import SamplingParams
 
 _STREAMS = 8
@@ -117,10 +116,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=100, help="milliseconds between two tokens")
     parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
-    try:
-        model_dir = ensure_model(args.model, Path("var/models"))
-    except ModelStoreError as error:
-        sys.exit(str(error))
+    model_dir = prepared(args.model)
     print(
         f"{processor()}, {physical_cores()} thread(s), {model_dir.name} in {args.precision}, {_STREAMS} streams, "
         f"a prompt of {_LONG_PROMPT} tokens, target {args.target:g} ms"

@@ -43,13 +43,13 @@ import psutil
 import uvloop
 
 from benchmarks.engine.measure import processor
+from benchmarks.model import prepared
 from engine_worker.broker import BrokerUnavailable
 from weir.load.client import End, Outcome, Target, closed_loop, open_loop
 from weir.load.mix import Mix
 from weir.load.report import Objective, Report, percentiles, summarise
 from weir.servers import PRODUCTION
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "bench"
 TENANTS = 8
 SAMPLE_S = 1.0
@@ -357,7 +357,6 @@ def main() -> None:
     arguments = parser.parse_args()
     from benchmarks.fleet import tiny_model
     from benchmarks.serve import platform_running
-    from engine_worker.model_store import ensure_model
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "weir.settings")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the product ends with its benchmark
@@ -371,7 +370,7 @@ def main() -> None:
             template = "{% for message in messages %}{{ message.content }}{% endfor %}"
             (model_dir / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
         else:
-            model_dir = ensure_model(arguments.model, ROOT / "var" / "models")
+            model_dir = prepared(arguments.model)
         print(
             f"{processor()}, {os.cpu_count()} CPUs; {model_dir.name}; ShareGPT's lengths times {arguments.scale:g}; "
             f"good: TTFT <= {arguments.ttft_slo:g} s and mean ITL <= {arguments.itl_slo:g} s",

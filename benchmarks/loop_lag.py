@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.engine.measure import processor
 from benchmarks.gateway.__main__ import measured
 from benchmarks.gateway.load import Aim
-from benchmarks.gateway.product import HELD, HELD_STEP_S, MODEL, ROOT, free_port, running_product
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from benchmarks.gateway.product import HELD, HELD_STEP_S, MODEL, free_port, running_product
+from benchmarks.model import prepared
 
 EMBEDS = "bench-embeds"
 _DIMENSIONS = 384
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=500, help="open at once; 0: skip that part")
     arguments = parser.parse_args()
-    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    model_dir = prepared()
     found: dict[str, list[dict[str, float]]] = {}
     print(f"{processor()}, {arguments.rounds} round(s); ms, median and worst", flush=True)
     with (

@@ -23,8 +23,9 @@ from typing import Any
 from benchmarks.engine.contestant import Contestant, Options
 from benchmarks.engine.measure import processor
 from benchmarks.engine.workload import Chat, load
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
-from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 
 _SYSTEM_TOKENS = 300
 _QUESTION_TOKENS = 40
@@ -64,10 +65,7 @@ def main() -> None:
     )
     parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
-    try:
-        model_dir = ensure_model(args.model, Path("var/models"))
-    except ModelStoreError as error:
-        sys.exit(str(error))
+    model_dir = prepared(args.model)
     threads = physical_cores()
     rng = random.Random(3)
     print(

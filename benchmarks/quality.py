@@ -19,10 +19,11 @@ from typing import Any, get_args
 from benchmarks.engine import workload
 from benchmarks.engine.engines.ours import run_ours
 from benchmarks.engine.measure import processor
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, Precision
 from engine_worker.engine.async_engine import AsyncEngine
 from engine_worker.engine.types import OutputKind
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 from engine_worker.protocol import SamplingParams
 from engine_worker.runner.model_loader import load
 
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
     parser.add_argument("--pieces", type=int, default=24, help=f"at most, of {_PIECE} tokens")
     args = parser.parse_args()
-    model_dir = ensure_model(args.model, _ROOT / "var" / "models")
+    model_dir = prepared(args.model)
     texts = pieces(model_dir, args.pieces)
     print(f"{processor()}, {model_dir.name}, {len(texts)} pieces of {_PIECE} tokens, 20 chats of up to 160")
     measured = {name: asyncio.run(measure(model_dir, name, texts)) for name in get_args(Precision)}

@@ -34,9 +34,10 @@ from benchmarks.engine import workload
 from benchmarks.engine.engines.ours import run_ours
 from benchmarks.engine.measure import percentile, processor
 from benchmarks.engine.workload import Chat
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.engine.async_engine import AsyncEngine
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 
 _ROOT = Path(__file__).parent.parent
 _MODEL_NAME = "bench"
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the default model, or a directory")
     args = parser.parse_args()
-    model_dir = ensure_model(args.model, _ROOT / "var" / "models")
+    model_dir = prepared(args.model)
     threads = physical_cores()
     torch.set_num_threads(threads)
     chats = workload.load("w20")

@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-from pathlib import Path
 
 from benchmarks.engine.measure import Run, processor
 from benchmarks.engine.peers import PEERS, ours
 from benchmarks.engine.workload import Chat, load
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
-from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 
 _PASSAGE_TOKENS = 48
 _REPEATS = 6
@@ -52,10 +51,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=[*PEERS, "none"], default=["llama.cpp-q4_0"])
     parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
-    try:
-        model_dir = ensure_model(args.model, Path("var/models"))
-    except ModelStoreError as error:
-        sys.exit(str(error))
+    model_dir = prepared(args.model)
     threads = physical_cores()
     peers = [name for name in args.peers if name != "none" and PEERS[name].is_installed]
     print(

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +25,10 @@ from benchmarks.engine.contestant import Contestant
 from benchmarks.engine.measure import Run, processor, summarise
 from benchmarks.engine.peers import PEERS, REQUIREMENTS, install_peers, ours
 from benchmarks.engine.workload import Chat
+from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
-from engine_worker.model_store import DEFAULT_MODEL, ModelStoreError, ensure_model
+from engine_worker.model_store import DEFAULT_MODEL
 
-_ROOT = Path(__file__).parents[2]
 _WORKLOADS = ("single", "w20", "w64", "mixed")
 _OURS = ("fp32", "fp16", "int8")
 _DEFAULT_PRECISION = EngineConfig.__dataclass_fields__["precision"].default
@@ -109,10 +107,7 @@ def main() -> None:
     if args.install_peers is not None:
         install_peers(args.install_peers)
         return
-    try:
-        model_dir = ensure_model(args.model, _ROOT / "var" / "models")
-    except ModelStoreError as error:
-        sys.exit(str(error))
+    model_dir = prepared(args.model)
     threads = args.threads or physical_cores()
     wanted = [name for name in args.peers or PEERS if name != "none"]
     missing = [name for name in wanted if not PEERS[name].is_installed]

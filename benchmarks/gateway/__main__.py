@@ -43,7 +43,7 @@ from benchmarks.gateway.product import (
     free_port,
     running_product,
 )
-from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from benchmarks.model import prepared
 from weir.servers import GRANIAN, SERVERS, UVICORN
 
 CHUNKS = 20
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--peers-at", type=Path, default=ROOT / "var" / "bench")
     arguments = parser.parse_args()
     servers = arguments.servers.split(",")
-    model_dir = ensure_model(DEFAULT_MODEL, ROOT / "var" / "models")
+    model_dir = prepared()
     wanted = [name for name in arguments.peers.split(",") if name]
     programs = {name: _INSTALLED[name](arguments.peers_at / name) for name in wanted}
     told: dict[str, object] = {}
