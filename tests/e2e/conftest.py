@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.core.management import call_command
+from django.db import connection, connections
 from django.test.utils import setup_databases, teardown_databases
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -48,8 +49,8 @@ def _fast_passwords() -> None:
 
 @pytest.fixture(scope="session")
 def _committed_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The test database, written for real: another process reads it. pytest-django makes one only for
-    tests that roll back; those run before these, so that they see none of what is left here."""
+    """The test database, written for real: another process reads it. pytest-django makes one only for tests that
+    roll back."""
     with django_db_blocker.unblock():
         if connection.settings_dict["NAME"].startswith("test_"):
             yield
@@ -57,6 +58,15 @@ def _committed_database(django_db_setup: None, django_db_blocker: Any) -> Iterat
         config = setup_databases(verbosity=0, interactive=False, aliases={"default"})
         yield
         teardown_databases(config, verbosity=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays(_committed_database: None, django_db_blocker: Any) -> Iterator[None]:
+    """The next module on this database may look at whole tables. Before the browser, to end after it."""
+    yield
+    with django_db_blocker.unblock():
+        call_command("flush", verbosity=0, interactive=False)
+        connections.close_all()
 
 
 @pytest.fixture(scope="session")
