@@ -28,10 +28,13 @@ from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 DOT: Final = 4
 """A kind of weights beside `tile`'s: bytes that meet bytes, see `dot`."""
 
-FEW_TILES: Final = 4
-"""Up to here the weights are read once from memory, panel by panel; beyond, a group of panels that fits
-the second-level cache meets all tiles, each of which then stays in the first level."""
+_NEAR_NUMBERS: Final = 192 << 10
+"""Activations that stay in the second-level cache meet the weights panel by panel, each read once from memory while
+the one before is used. Where they are more, a tile of them stays in the first level, and meets a group of panels
+that stays in the second."""
 _GROUP_BYTES: Final = 384 << 10
+_WORTH_WIDENING: Final = 3
+"""Tiles from which on a panel is made float32 once, and not by each."""
 
 
 def tiling(rows: int) -> tuple[int, int]:
@@ -91,28 +94,33 @@ def scratch_floats(depth: int) -> int:
 
 
 @njit(nogil=True)
-def _chunk(kind: int, panels: int, threads: int, tiles: int, depth: int) -> int:
-    """Panels that a thread takes at a time: two helpings each, no more than a group where tiles are many."""
-    share = (panels + 2 * threads - 1) // (2 * threads)
-    if tiles > FEW_TILES:
-        return min(share, group_panels(kind, depth))
-    return min(share, 64)
+def _portions(
+    kind: int, panels: int, threads: int, tiles: int, rows: int, depth: int
+) -> tuple[int, int, int]:
+    """(chunk, block, share): panels that a thread takes at a time, two helpings each; those of them that meet all
+    tiles before the next do; and bytes of the next that are fetched while a tile meets one of these."""
+    chunk = (panels + 2 * threads - 1) // (2 * threads)
+    if tiles * rows * depth <= _NEAR_NUMBERS:
+        return min(chunk, 64), 1, panel_bytes(kind, depth) // tiles
+    chunk = min(chunk, group_panels(kind, depth))
+    return chunk, chunk, 0
 
 
 @njit(nogil=True)
 def _one(
-    kind: int, rows: int, x: int, w: int, depth: int, y: int, ldy: int, add: bool, ahead: int, step: int
+    kind: int, rows: int, x: int, w: int, depth: int, y: int, ldy: int, add: bool, ahead: int, share: int
 ) -> None:
+    """One tile; meanwhile `share` bytes from `ahead` on are fetched."""
     if kind == DOT:
         dot.dot_tile(rows, x, w, dot.groups(depth), y, ldy, add, ahead)
     else:
-        tile(kind, rows, False, x, w, WIDTH, depth, y, ldy, add, ahead, step)
+        tile(kind, rows, False, x, w, WIDTH, depth, y, ldy, add, ahead, share // depth)
 
 
 @njit(nogil=True)
-def _gathered(kind: int, panels: int, count: int, depth: int, scratch: int) -> tuple[int, int]:
-    """`count` panels as many tiles meet them: (kind, address), where they are or in float32 in `scratch`."""
-    if kind in (FLOAT, DOT):
+def _widened(kind: int, panels: int, count: int, tiles: int, depth: int, scratch: int) -> tuple[int, int]:
+    """`count` panels as the tiles meet them: (kind, address), where they are or in float32 in `scratch`."""
+    if kind in (FLOAT, DOT) or tiles < _WORTH_WIDENING:
         return kind, panels
     for number in range(count):
         source, target = panels + number * panel_bytes(kind, depth), scratch + 4 * number * depth * WIDTH
@@ -147,7 +155,7 @@ def linear(
     thread's own.
     """
     each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
-    chunk = _chunk(kind, panels, threads, tiles, depth)
+    chunk, block, share = _portions(kind, panels, threads, tiles, rows, depth)
     add = accumulate or bias != 0
     while True:
         first = take(counter, chunk)
@@ -158,25 +166,17 @@ def linear(
             for row in range(tiles * rows):
                 target = floats(y + 4 * (row * ldy + first * WIDTH), (last - first) * WIDTH)
                 target[:] = floats(bias + 4 * first * WIDTH, (last - first) * WIDTH)
-        if tiles <= FEW_TILES:
-            for panel in range(first, last):
-                at = w + panel * each
-                for t in range(tiles):
-                    # While this panel is used, the next is fetched: each tile fetches its share.
-                    share = each // tiles
-                    target = y + 4 * (t * rows * ldy + panel * WIDTH)
-                    _one(
-                        kind, rows, x + t * of_x, at, depth, target, ldy, add,
-                        at + each + t * share, share // depth,
-                    )  # fmt: skip
-        else:
-            wide, at = _gathered(kind, w + first * each, last - first, depth, scratch)
+        for begin in range(first, last, block):
+            end = min(begin + block, last)
+            wide, at = _widened(kind, w + begin * each, end - begin, tiles, depth, scratch)
             stride = panel_bytes(wide, depth)
+            ahead = w + end * each
             for t in range(tiles):
-                for panel in range(first, last):
-                    b = at + (panel - first) * stride
+                for panel in range(begin, end):
                     target = y + 4 * (t * rows * ldy + panel * WIDTH)
-                    _one(wide, rows, x + t * of_x, b, depth, target, ldy, add, b, WIDTH * 4)
+                    b = at + (panel - begin) * stride
+                    _one(wide, rows, x + t * of_x, b, depth, target, ldy, add, ahead, share)
+                    ahead += share
 
 
 @njit(nogil=True)
@@ -202,37 +202,32 @@ def gated(
     each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
     results = scratch + 4 * (scratch_floats(depth) - 2 * MAX_ROWS * WIDTH)
     other = results + 4 * MAX_ROWS * WIDTH
-    chunk = max(1, _chunk(kind, 2 * panels, threads, tiles, depth) // 2)
-    few = tiles <= FEW_TILES
-    share = each // tiles if few else 0
+    chunk, block, share = _portions(kind, 2 * panels, threads, tiles, rows, depth)
+    chunk, block = max(1, chunk // 2), max(1, block // 2)
     while True:
         first = take(counter, chunk)
         if first >= panels:
             return
         last = min(first + chunk, panels)
-        wide, at = kind, w + 2 * first * each
-        if not few:
-            wide, at = _gathered(kind, at, 2 * (last - first), depth, scratch)
-        stride = panel_bytes(wide, depth)
-        # Few tiles: panel by panel, each read from memory once. Many: the panels stay, tiles come by.
-        for number in range(tiles * (last - first)):
-            t, panel = number // (last - first), first + number % (last - first)
-            if few:
-                t, panel = number % tiles, first + number // tiles
-            g = at + 2 * (panel - first) * stride
-            u = g + stride
-            ahead, step = g + 2 * stride + 2 * t * share, share // depth
-            if not few:
-                ahead, step = g, WIDTH * 4
-            _one(wide, rows, x + t * of_x, g, depth, results, WIDTH, False, ahead, step)
-            ahead = ahead + share if few else u
-            _one(wide, rows, x + t * of_x, u, depth, other, WIDTH, False, ahead, step)
-            silu_gate(results, other, rows * WIDTH // LANES)
-            made = floats(results, rows * WIDTH)
-            if kind == DOT:
-                _store_rows(made, y + 4 * (t * rows * ldy + panel * WIDTH), ldy, rows)
-            else:
-                _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
+        for begin in range(first, last, block):
+            end = min(begin + block, last)
+            wide, at = _widened(kind, w + 2 * begin * each, 2 * (end - begin), tiles, depth, scratch)
+            stride = panel_bytes(wide, depth)
+            ahead = w + 2 * end * each
+            for t in range(tiles):
+                for panel in range(begin, end):
+                    g = at + 2 * (panel - begin) * stride
+                    _one(wide, rows, x + t * of_x, g, depth, results, WIDTH, False, ahead, share)
+                    _one(
+                        wide, rows, x + t * of_x, g + stride, depth, other, WIDTH, False, ahead + share, share
+                    )
+                    ahead += 2 * share
+                    silu_gate(results, other, rows * WIDTH // LANES)
+                    made = floats(results, rows * WIDTH)
+                    if kind == DOT:
+                        _store_rows(made, y + 4 * (t * rows * ldy + panel * WIDTH), ldy, rows)
+                    else:
+                        _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
 
 
 @njit(nogil=True)
