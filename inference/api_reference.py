@@ -107,7 +107,8 @@ def _kind(schema: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kinds))
     kind = schema.get("type", "anything")
     if kind == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
+        of = schema["prefixItems"][0] if "prefixItems" in schema else schema.get("items", {})  # a tuple's
+        return f"list of {_kind(of)}"
     least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if least is not None and most is not None and most < _LARGE:
         return f"{kind} {least:g} to {most:g}"

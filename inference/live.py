@@ -26,6 +26,7 @@ from engine_worker.broker import BrokerUnavailable
 from inference.batch_list import batches_context
 from inference.operator_api import read_live_state
 from inference.operator_views import live_context
+from inference.schemas.operator import LiveState
 from inference.services.recall import recall_from_ledger
 from tenants.console import console_of
 from tenants.models import User
@@ -68,7 +69,7 @@ async def _fleet(user: User, session: Any, tenant: str) -> str:
     return await _rendered(_fleet_now, user, state)
 
 
-def _fleet_now(user: User, state: dict[str, Any] | None) -> str:
+def _fleet_now(user: User, state: LiveState | None) -> str:
     bind_operator()
     return render_to_string("admin/live_part.html", live_context(user, state))
 

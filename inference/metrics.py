@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from engine_worker.broker import BrokerUnavailable
 from inference.operator_api import read_live_state
+from inference.schemas.operator import LiveState
 
 _Application: TypeAlias = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -97,7 +98,7 @@ class Measured:
 class _QueueCollector(Collector):
     """What Redis knew a moment ago; nothing when it could not be asked."""
 
-    def __init__(self, state: dict[str, Any] | None) -> None:
+    def __init__(self, state: LiveState | None) -> None:
         self._state = state
 
     def collect(self) -> list[Metric]:

@@ -6,7 +6,6 @@ For people who are staff, by their session; a tenant's key opens nothing here.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from asgiref.sync import async_to_sync
@@ -14,13 +13,16 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
 from engine_worker.broker import BrokerUnavailable, ControlBroker, GatewayBroker, OperatorBroker
+from inference.api.description import Operation, Operators
 from inference.api.error_shapes import render_error
 from inference.errors import MethodNotAllowed, NotAllowed, Overloaded
+from inference.schemas.operator import LiveState
 
 _TIMEOUT_S = 2.0
 
 
 def live_state(request: HttpRequest) -> HttpResponse:
+    """Queues, workers and dead letters."""
     if request.method not in ("GET", "HEAD"):
         return render_error(
             request,
@@ -43,12 +45,13 @@ def live_state(request: HttpRequest) -> HttpResponse:
     return response
 
 
-async def read_live_state() -> dict[str, Any]:
-    """`{"models": [ModelQueue, ...], "workers": [WorkerStatus, ...], "processes": [ProcessStatus, ...],
-    "dead_letters": [DeadLetter, ...]}`. Processes are those that take commands.
+live_state.operations = (  # type: ignore[attr-defined]  # as in api/endpoint.py
+    Operation("GET", Operators.STAFF, live_state, answer=LiveState),
+)
 
-    Raises BrokerUnavailable.
-    """
+
+async def read_live_state() -> LiveState:
+    """Raises BrokerUnavailable."""
     # Clients of its own: a page runs on whatever event loop its thread was given.
     operator = OperatorBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     gateway = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)

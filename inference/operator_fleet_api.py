@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from datetime import datetime
 from functools import wraps
 from typing import Any, Final
 from uuid import UUID
@@ -20,19 +19,14 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
-from engine_worker.broker import BrokerUnavailable
+from inference.api.api_errors import as_api_error
+from inference.api.body import read_body
+from inference.api.description import Operation, Operators
 from inference.api.error_shapes import invalid_request, render_error
-from inference.errors import (
-    ApiError,
-    Conflict,
-    MethodNotAllowed,
-    NotAllowed,
-    NotFound,
-    Overloaded,
-)
+from inference.errors import ApiError, Conflict, MethodNotAllowed, NotAllowed, NotFound
 from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.operator_api import read_live_state
-from inference.schemas.reading import read_json
+from inference.schemas.operator import CommandObject, Fleet, LoadModel
 from inference.services.worker_commands import (
     CommandUnderway,
     WorkerGone,
@@ -49,35 +43,9 @@ _PROGRAM: Final = "operator's program"
 """In the audit log."""
 
 
-class LoadModel(msgspec.Struct, forbid_unknown_fields=True):
-    model: str
-    """What clients call it."""
-    source: str
-    """On the worker's machine: what `--model` takes."""
-
-
-class CommandObject(msgspec.Struct, frozen=True):
-    id: str
-    worker_id: str
-    action: str
-    model: str
-    source: str
-    state: str
-    """`waiting` for its turn, `at_work` (loading or draining), `done`, `refused`, `lost`."""
-    refusal: str
-    """Why it was refused, for programs: engine_worker.broker.commands.Refusal."""
-    outcome: str
-    """The same in words."""
-    models_before: list[str]
-    models_after: list[str] | None
-    """What the process serves since it answered."""
-    asked_by: str
-    created_at: datetime
-    ended_at: datetime | None
-
-
-def _operators(*methods: str) -> Callable[[_View], _View]:
-    """A view of who acts, which takes these methods."""
+def _operators(method: str, **tells: Any) -> Callable[[_View], _View]:
+    """A view of who acts, which takes one method; `tells` is for its Operation."""
+    methods = ("GET", "HEAD") if method == "GET" else (method,)
 
     def decorate(view: _View) -> _View:
         def by_session(request: HttpRequest, **path: Any) -> HttpResponse:
@@ -108,10 +76,10 @@ def _operators(*methods: str) -> Callable[[_View], _View]:
                         return view(request, actor, **path)
                 return protected(request, **path)
             except Exception as error:
-                if (told := _told(error)) is None:
-                    raise
-                return render_error(request, told)
+                return render_error(request, _told(error))
 
+        operation = Operation(method, Operators.SUPERUSERS, view, **tells)
+        wrapped.operations = (operation,)  # type: ignore[attr-defined]  # as in api/endpoint.py
         return wrapped
 
     return decorate
@@ -122,45 +90,41 @@ def _has_token(request: HttpRequest) -> bool:
     return expected is not None and hmac.compare_digest(given.encode(), f"Bearer {expected}".encode())
 
 
-def _told(error: Exception) -> ApiError | None:
-    if isinstance(error, ApiError):
-        return error
+def _told(error: Exception) -> ApiError:
     if isinstance(error, WorkerGone):
         return NotFound(str(error), code="worker_not_found")
     if isinstance(error, CommandUnderway):
         return Conflict(str(error), code="command_underway")
     if isinstance(error, ValidationError):
         return invalid_request(error)
-    if isinstance(error, BrokerUnavailable):
-        return Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
-    return None
+    return as_api_error(error)
 
 
-@_operators("GET", "HEAD")
+@_operators("GET", answer=Fleet)
 def workers(request: HttpRequest, actor: Actor) -> HttpResponse:
-    """`{"workers": [WorkerStatus, ...], "processes": [ProcessStatus, ...]}`: the latter take commands."""
+    """The workers that live, and the processes that take commands."""
     state = async_to_sync(read_live_state)()
-    return _json({name: state[name] for name in ("workers", "processes")})
+    return _json(Fleet(workers=state["workers"], processes=state["processes"]))
 
 
-@_operators("POST")
+@_operators("POST", body=LoadModel, answer=CommandObject, status=202, errors=(404,))
 def load_model(request: HttpRequest, actor: Actor, *, worker_id: str) -> HttpResponse:
-    """Loads one more."""
-    asked = read_json(request.body, LoadModel)
+    """Loads a model on a running worker."""
+    asked = read_body(request, LoadModel)
     command = command_worker(
         actor=actor, worker_id=worker_id, action=CommandAction.LOAD, model=asked.model, source=asked.source
     )
     return _json(_object(command, "waiting"), status=202)
 
 
-@_operators("DELETE")
+@_operators("DELETE", answer=CommandObject, status=202, errors=(404,))
 def unload_model(request: HttpRequest, actor: Actor, *, worker_id: str, model: str) -> HttpResponse:
-    """Takes nothing new for it, finishes what runs, frees its memory."""
+    """Unloads a model: takes nothing new for it, finishes what runs, frees its memory."""
     command = command_worker(actor=actor, worker_id=worker_id, action=CommandAction.UNLOAD, model=model)
     return _json(_object(command, "waiting"), status=202)
 
 
-@_operators("GET", "HEAD")
+@_operators("GET", answer=CommandObject, errors=(404,))
 def command(request: HttpRequest, actor: Actor, *, command_id: UUID) -> HttpResponse:
     """How a command stands."""
     standings = collect_answers()

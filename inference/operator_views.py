@@ -20,10 +20,10 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
 from engine_worker.broker.commands import ProcessStatus
-from engine_worker.broker.operator import DeadLetter, ModelQueue
 from engine_worker.protocol import Rung
 from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.operator_api import read_live_state
+from inference.schemas.operator import LiveState
 from tenants.admin.base import actor_of
 from tenants.admin.confirmation import ask_operator
 from tenants.confirmation import Question
@@ -49,7 +49,7 @@ def live_page(request: HttpRequest) -> HttpResponse:
     )
 
 
-def live_context(user: User, state: dict[str, Any] | None) -> dict[str, Any]:
+def live_context(user: User, state: LiveState | None) -> dict[str, Any]:
     """Of the page and of its part. Three queries."""
     return {"may_act": user.is_superuser, "state": None if state is None else _named(state)}
 
@@ -118,10 +118,10 @@ def _tenant_or_none(public_id: str) -> Tenant | None:
         return None
 
 
-def _named(state: dict[str, Any]) -> dict[str, Any]:
+def _named(state: LiveState) -> dict[str, Any]:
     """With the names of tiers and tenants, and times that a template can write. Three queries."""
-    queues: list[ModelQueue] = state["models"]
-    dead: list[DeadLetter] = state["dead_letters"]
+    queues = state["models"]
+    dead = state["dead_letters"]
     ids = {line.tenant_id for queue in queues for tier in queue.tiers for line in tier.tenants}
     ids |= {letter.tenant_id for letter in dead}
     known = {public_id for text in ids if (public_id := _uuid_or_none(text))}

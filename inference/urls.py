@@ -1,6 +1,6 @@
 """The console's pages about inference. The API's routes are in inference/api."""
 
-from django.urls import path
+from django.urls import include, path
 
 from inference import (
     alert_views,
@@ -10,7 +10,6 @@ from inference import (
     health,
     key_views,
     limit_views,
-    operator_fleet_api,
     project_views,
     setup_views,
     tenant_views,
@@ -18,7 +17,6 @@ from inference import (
     views,
 )
 from inference.metrics import metrics
-from inference.operator_api import live_state
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -28,15 +26,7 @@ urlpatterns = [
     path("docs", views.docs, name="docs"),
     path("docs/api", views.api_reference, name="api_reference"),
     path("chat", chat_views.chat_home, name="chat_home"),
-    path("operator/live", live_state, name="live_state"),
-    path("operator/workers", operator_fleet_api.workers, name="operator_workers"),
-    path("operator/workers/<str:worker_id>/models", operator_fleet_api.load_model, name="operator_load"),
-    path(
-        "operator/workers/<str:worker_id>/models/<path:model>",
-        operator_fleet_api.unload_model,
-        name="operator_unload",
-    ),
-    path("operator/commands/<uuid:command_id>", operator_fleet_api.command, name="operator_command"),
+    path("operator/", include("inference.operator_urls")),
     path("setup/", setup_views.setup, name="setup"),
     path("setup/model/", setup_views.ask_model, name="setup_model"),
     path("setup/tenant/", setup_views.first_tenant, name="setup_tenant"),

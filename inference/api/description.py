@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from tenants.principal import Scope
 
-_ALWAYS: Final = (400, 401, 403, 500, 503)
+_ALWAYS: Final = (400, 403, 500, 503)
 _OF_A_BODY: Final = (413, 415)
 _OF_A_CHANGE: Final = (409,)
 _OF_A_GENERATION: Final = (404, 422, 429, 504)
 
 
+class Operators(StrEnum):
+    """Whom a route opens to that is not for keys."""
+
+    STAFF = "staff"
+    """By their session."""
+    SUPERUSERS = "superusers"
+    """By their session, and programs by WEIR_OPERATOR_TOKEN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one route. Types are msgspec structs, or unions of them."""
+    """One method of one route. Types are msgspec structs or dataclasses, or unions of them."""
 
     method: str
-    scope: Scope
+    scope: Scope | Operators
+    """What a key needs; or who it is for instead of keys."""
     view: Callable[..., Any]
     """Its docstring says in a line what the operation does."""
     body: Any = None
@@ -47,6 +58,8 @@ class Operation:
     @property
     def error_statuses(self) -> list[int]:
         statuses = {*_ALWAYS, *self.errors}
+        if isinstance(self.scope, Scope):
+            statuses.add(401)
         if self.body is not None or self.form is not None:
             statuses.update(_OF_A_BODY)
         if self.method != "GET":

@@ -11,42 +11,28 @@ from functools import wraps
 from typing import Any, Final, TypeVar
 
 import msgspec
-import structlog
-from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.http.request import UnreadablePostError
 from django.http.response import HttpResponseBase
 
-from engine_worker.broker import BrokerUnavailable
+from inference.api.api_errors import as_api_error
+from inference.api.body import read_body
 from inference.api.description import Operation
 from inference.api.error_shapes import render_error
 from inference.api.once import answer_once
 from inference.errors import (
-    ApiError,
-    Conflict,
-    GenerationFailed,
     InvalidRequest,
     MethodNotAllowed,
     NotAllowed,
-    NotFound,
-    Overloaded,
-    TooLarge,
     Unauthenticated,
-    UnsupportedMedia,
 )
 from inference.runtime import Runtime, get_runtime
-from inference.schemas.reading import read_json, read_query
+from inference.schemas.reading import read_query
 from inference.services.idempotency import Claim
 from inference.services.submission import new_request_id
-from tenants.auth import AuthError, AuthUnavailable, authenticate_bearer
+from tenants.auth import authenticate_bearer
 from tenants.client_address import client_address
-from tenants.conflicts import is_conflict
 from tenants.principal import Principal, Scope
-from tenants.quotas.errors import QuotaUnavailable
 from tenants.row_security import bind_tenant
-
-log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _Query = TypeVar("_Query", bound=msgspec.Struct)
@@ -77,18 +63,7 @@ class ApiCall:
 
     def read(self, kind: type[_Request]) -> _Request:
         """The body as a request struct. Raises InvalidRequest, TooLarge, UnsupportedMedia."""
-        content_type, _, parameters = self.request.headers.get("Content-Type", "").partition(";")
-        if content_type.strip().lower() not in ("application/json", ""):
-            raise UnsupportedMedia(
-                f"Content-Type is '{content_type[:80]}': send the body as application/json.",
-                code="unsupported_media_type",
-            )
-        charset = dict(_parameters(parameters)).get("charset", "utf-8")
-        if charset not in ("utf-8", "utf8", "us-ascii"):
-            raise UnsupportedMedia(
-                f"The body's charset is '{charset[:40]}': send UTF-8.", code="unsupported_media_type"
-            )
-        return read_json(self.request.body, kind)
+        return read_body(self.request, kind)
 
     def query(self, kind: type[_Query]) -> _Query:
         """The query's parameters as a struct; others are left alone. Raises InvalidRequest."""
@@ -180,7 +155,7 @@ def endpoint(method: str, *, scope: Scope, **tells: Any) -> Callable[[View], Rou
 
                 return await answer_once(request, principal, call.runtime, key, work)
             except Exception as error:
-                return render_error(request, _as_api_error(error))
+                return render_error(request, as_api_error(error))
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # Django's own way to say so
         wrapped.operations = (operation,)  # type: ignore[attr-defined]  # in the same way
@@ -234,48 +209,3 @@ def _with_own_deadline(request: HttpRequest, principal: Principal) -> Principal:
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
         raise InvalidRequest(f"x-weir-deadline-s must be a whole number of seconds from 1 to {most}.")
     return replace(principal, tier=replace(principal.tier, deadline_s=int(text)))
-
-
-def _as_api_error(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, AuthUnavailable):
-        return Overloaded(str(error), code="auth_unavailable")
-    if isinstance(error, AuthError):
-        kind = NotAllowed if error.status == 403 else Unauthenticated
-        return kind(str(error), code=error.code)
-    if isinstance(error, BrokerUnavailable):
-        return Overloaded(
-            "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"
-        )
-    if isinstance(error, QuotaUnavailable):
-        return Overloaded(
-            "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
-        )
-    if is_conflict(error):
-        return Conflict(
-            "Something that this belongs to was changed at the same moment. Look again, then try again.",
-            code="conflict",
-        )
-    if isinstance(error, ObjectDoesNotExist):
-        # It was there a moment ago. Services say in words what is gone; this is for what they did not think of.
-        log.warning("gone", what=type(error).__qualname__, exc_info=error)
-        return NotFound("What this is about was deleted at the same moment.", code="not_found")
-    if isinstance(error, (OperationalError, InterfaceError)):
-        log.warning("database_unavailable", error=str(error))
-        return Overloaded(
-            "The database can't be reached at the moment. Try again shortly.", code="database_unavailable"
-        )
-    if isinstance(error, RequestDataTooBig):
-        return TooLarge("The body is too large.", code="request_too_large")
-    if isinstance(error, UnreadablePostError):
-        return UnsupportedMedia("The body could not be read to its end.")
-    log.exception("api_error")
-    return GenerationFailed(
-        "The server had an error. Tell the operator the x-request-id.", code="internal_error"
-    )
-
-
-def _parameters(text: str) -> list[tuple[str, str]]:
-    pairs = (part.partition("=") for part in text.split(";"))
-    return [(name.strip().lower(), value.strip().strip('"').lower()) for name, _, value in pairs]

@@ -1,17 +1,15 @@
 """`GET /v1/openapi.json`: the API as an OpenAPI 3.1 document, made of the routes and of the structs that check them.
 
 Nothing here repeats what a view or a schema says: a new route or field is in the document by itself. The frames
-of the websocket are among its components, named by `x-weir-websockets`.
+of the websocket are among its components, named by `x-weir-websockets`. The operator's routes have a tag and security
+schemes of their own.
 Source: OpenAPI Specification 3.1.1; JSON Schema 2020-12, which msgspec writes.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -19,12 +17,13 @@ import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver
 
-from inference.api.description import Operation
+from inference.api.description import Operation, Operators
+from inference.api.schema_components import Schemas
 from inference.schemas import chat_socket
 from inference.schemas.errors import AnthropicErrorAnswer, ErrorAnswer
+from tenants.principal import Scope
 
 _PLACE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
-_REF: Final = "#/components/schemas/{name}"
 _SERVER_FRAMES: Final = (
     chat_socket.Started
     | chat_socket.Delta
@@ -72,7 +71,7 @@ _ANSWER_HEADERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 _REASONS: Final = {
     400: "Something in the request is wrong: `param` names the field.",
     401: "No key, or not a valid one.",
-    403: "The key may not do this.",
+    403: "Who asks may not do this.",
     404: "There is no such thing.",
     409: "It is in a state that does not allow this, or was changed at the same moment.",
     413: "The body is too large.",
@@ -86,10 +85,34 @@ _REASONS: Final = {
 }
 
 
+_SECURITY_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
+    "operatorToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The operator's WEIR_OPERATOR_TOKEN.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "sessionid",
+        "description": "Of who has signed in: a superuser, or where it says so the operator's staff.",
+    },
+    "csrfToken": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-CSRFToken",
+        "description": "Django's, with each change that comes by a session.",
+    },
+}
+Routes = Mapping[str, Sequence[URLPattern | URLResolver]]
+"""By the path that they are under."""
+
+
 class ApiDocument:
     """The document of `routes`, made at first use."""
 
-    def __init__(self, routes: Sequence[URLPattern | URLResolver]) -> None:
+    def __init__(self, routes: Routes) -> None:
         self._routes = routes
 
     @cached_property
@@ -99,7 +122,7 @@ class ApiDocument:
     @cached_property
     def value(self) -> dict[str, Any]:
         operations = list(operations_of(self._routes))
-        schemas = _Schemas([*_types_of(operation for _, operation in operations)])
+        schemas = Schemas([*_types_of(operation for _, operation in operations)])
         paths: dict[str, dict[str, Any]] = {}
         for path, operation in operations:
             paths.setdefault(path, {})[operation.method.lower()] = _described(path, operation, schemas)
@@ -116,9 +139,7 @@ class ApiDocument:
             "security": [{"bearer": []}],
             "paths": paths,
             "components": {
-                "securitySchemes": {
-                    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
-                },
+                "securitySchemes": _SECURITY_SCHEMES,
                 "headers": {
                     name: {"description": text, "schema": schema, "required": name == "x-request-id"}
                     for name, (text, schema) in _ANSWER_HEADERS.items()
@@ -139,27 +160,12 @@ class ApiDocument:
         return HttpResponse(self.body, content_type="application/json")
 
 
-def operations_of(routes: Sequence[URLPattern | URLResolver]) -> Iterator[tuple[str, Operation]]:
-    for route in routes:
-        path = "/v1/" + _PLACE.sub(r"{\1}", str(route.pattern))
-        for operation in getattr(getattr(route, "callback", None), "operations", ()):
-            yield path, operation
-
-
-class _Schemas:
-    """The JSON Schemas of all types at once, by one name each."""
-
-    def __init__(self, types: list[Any]) -> None:
-        schemas, self.components = msgspec.json.schema_components(types, ref_template=_REF)
-        self._schemas = [(kind, schema) for kind, schema in zip(types, schemas, strict=True)]
-        for struct in _structs(types):
-            texts = _field_texts(struct)
-            for name, schema in self.components.get(struct.__name__, {}).get("properties", {}).items():
-                if name in texts:
-                    schema.setdefault("description", texts[name])
-
-    def of(self, kind: Any) -> dict[str, Any]:
-        return next(schema for each, schema in self._schemas if each is kind or each == kind)
+def operations_of(routes: Routes) -> Iterator[tuple[str, Operation]]:
+    for under, patterns in routes.items():
+        for route in patterns:
+            path = under + _PLACE.sub(r"{\1}", str(route.pattern))
+            for operation in getattr(getattr(route, "callback", None), "operations", ()):
+                yield path, operation
 
 
 def _types_of(operations: Iterable[Operation]) -> Iterator[Any]:
@@ -170,56 +176,12 @@ def _types_of(operations: Iterable[Operation]) -> Iterator[Any]:
                 yield kind
 
 
-def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
-    """Every struct that the types are made of."""
-    found: set[type[msgspec.Struct]] = set()
-
-    def visit(info: Any) -> None:
-        if isinstance(info, msgspec.inspect.StructType):
-            if info.cls in found:
-                return
-            found.add(info.cls)
-            for field in info.fields:
-                visit(field.type)
-        for name in ("types", "item_type", "item_types", "key_type", "value_type", "type"):
-            inner = getattr(info, name, None)
-            for each in inner if isinstance(inner, tuple) else [inner]:
-                if isinstance(each, msgspec.inspect.Type):
-                    visit(each)
-
-    for info in msgspec.inspect.multi_type_info(types):
-        visit(info)
-    return found
-
-
-def _field_texts(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The string below each field of the class and of those above it, as the source has it, by the field's name."""
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
-    texts: dict[str, str] = {}
-    for cls in struct.__mro__[::-1]:
-        if cls is msgspec.Struct or not issubclass(cls, msgspec.Struct):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(tree, ast.ClassDef)
-        for statement, following in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(statement, ast.AnnAssign)
-                and isinstance(statement.target, ast.Name)
-                and isinstance(following, ast.Expr)
-                and isinstance(following.value, ast.Constant)
-                and isinstance(following.value.value, str)
-            ):
-                name = names.get(statement.target.id, statement.target.id)
-                texts[name] = " ".join(following.value.value.split())
-    return texts
-
-
-def _described(path: str, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+def _described(path: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": _operation_id(path, operation),
         "summary": operation.summary,
-        "description": f"Needs a key with the scope `{operation.scope}`.",
-        "tags": [path.split("/")[2]],
+        **_access(operation),
+        "tags": ["operator" if isinstance(operation.scope, Operators) else path.split("/")[2]],
         "parameters": [*_parameters(path, operation, schemas)],
         "responses": _responses(operation, schemas),
     }
@@ -228,6 +190,22 @@ def _described(path: str, operation: Operation, schemas: _Schemas) -> dict[str, 
     elif operation.form is not None:
         described["requestBody"] = _request_body("multipart/form-data", schemas.of(operation.form))
     return described
+
+
+def _access(operation: Operation) -> dict[str, Any]:
+    session: dict[str, list[str]] = {"session": []}
+    if operation.method != "GET":
+        session["csrfToken"] = []
+    match operation.scope:
+        case Operators.STAFF:
+            return {"description": "For the operator's staff.", "security": [session]}
+        case Operators.SUPERUSERS:
+            return {
+                "description": "For the operator: superusers, and programs with the operator's token.",
+                "security": [{"operatorToken": []}, session],
+            }
+        case scope:
+            return {"description": f"Needs a key with the scope `{scope}`."}
 
 
 def _operation_id(path: str, operation: Operation) -> str:
@@ -239,7 +217,7 @@ def _request_body(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"required": True, "content": {media_type: {"schema": schema}}}
 
 
-def _parameters(path: str, operation: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
+def _parameters(path: str, operation: Operation, schemas: Schemas) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", path):
         schema = {"type": "string", "minLength": 1, "maxLength": 256}
         yield {"name": name, "in": "path", "required": True, "schema": schema}
@@ -257,7 +235,7 @@ def _parameters(path: str, operation: Operation, schemas: _Schemas) -> Iterator[
         yield {"name": name, "in": "header", "description": text, "schema": schema}
 
 
-def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.answer is bytes:
         content |= {media: {"schema": {"type": "string", "format": "binary"}} for media in operation.media}
@@ -269,7 +247,9 @@ def _responses(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
             "schema": {"type": "string"},
             "x-weir-event-data": {"anyOf": [schemas.of(kind) for kind in operation.events]},
         }
-    names = ["x-request-id", "x-weir-tier"]
+    names = ["x-request-id"]
+    if isinstance(operation.scope, Scope):
+        names.append("x-weir-tier")
     if operation.generates:
         names += [name for name in _ANSWER_HEADERS if name.startswith(("x-ratelimit", "x-weir-queue"))]
     good = {"description": "Done.", "headers": _headers(names), "content": content}

@@ -27,6 +27,7 @@ from inference.api.quota import quota, try_out
 from inference.api.requests import cancel_request, explain_request, resume_stream, retrieve_request
 from inference.api.responses import cancel_response, count_input_tokens, list_input_items, response, responses
 from inference.api.tokenise import detokenize, tokenize
+from inference.operator_urls import urlpatterns as operator_routes
 from inference.outside_views import no_such_url
 
 
@@ -90,7 +91,7 @@ _routes = [
     path("organization/costs", organization_usage.costs, name="organization-costs"),
     path("keys/<str:key_id>/revoke", keys.revoke, name="revoke-api-key"),
 ]
-api_document = ApiDocument(_routes)
+api_document = ApiDocument({"/v1/": _routes, "/operator/": operator_routes})
 urlpatterns = [
     *_routes,
     path("openapi.json", by_method(GET=api_document.serve), name="openapi"),

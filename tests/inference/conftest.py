@@ -22,12 +22,16 @@ from tests.e2e.site import MODEL, ROOT, TOOL_TEMPLATE, Site, running_site, wait_
 from tests.engine_worker.models import make_tiny_model
 from tests.factories import make_key, make_tenant, set_limit
 
+OPERATOR_TOKEN = "a program of the operator's"
+
 
 @pytest.fixture(scope="session")
 def site(
     django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    with running_site(connection.settings_dict, tmp_path_factory.mktemp("api-site")) as site:
+    scratch = tmp_path_factory.mktemp("api-site")
+    more_env = {"WEIR_OPERATOR_TOKEN": OPERATOR_TOKEN}
+    with running_site(connection.settings_dict, scratch, more_env=more_env) as site:
         yield site
 
 
