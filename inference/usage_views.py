@@ -221,6 +221,8 @@ def request_page(request: HttpRequest, console: Console, request_id: str) -> Htt
     except NothingToExplain:
         raise Http404 from None
     record = None if explained.charge is None else explained.charge.record
+    if record is None and explained.verdict == "admitted":
+        raise Http404  # it has not ended
     key_id = _key_of(explained)
     context = {
         "console": console,

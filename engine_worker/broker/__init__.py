@@ -12,7 +12,7 @@ from engine_worker.broker.errors import (
     TokenizerMissing,
     UnknownRequest,
 )
-from engine_worker.broker.gateway import Enqueued, GatewayBroker, RequestState
+from engine_worker.broker.gateway import Account, Enqueued, GatewayBroker, RequestState
 from engine_worker.broker.keys import live_channel
 from engine_worker.broker.live import GAP, Gap, LiveChannel
 from engine_worker.broker.operator import DeadLetter, ModelQueue, OperatorBroker, TenantLine, TierQueue
@@ -21,6 +21,7 @@ from engine_worker.broker.worker import Claim, Held, Verdict, WorkerBroker
 
 __all__ = [
     "GAP",
+    "Account",
     "BrokerError",
     "BrokerUnavailable",
     "Claim",

@@ -25,7 +25,16 @@ from engine_worker.broker.errors import (
 )
 from engine_worker.broker.full_queues import FullQueues
 from engine_worker.broker.live import LiveChannel
-from engine_worker.protocol import Chunk, Finish, GenerateRequest, ModelCard, WorkerStatus, decode, encode
+from engine_worker.protocol import (
+    Chunk,
+    Finish,
+    GenerateRequest,
+    ModelCard,
+    UsageEvent,
+    WorkerStatus,
+    decode,
+    encode,
+)
 
 RETENTION_MS = 10 * 60 * 1000
 """How long a finished request's log can still be read, and its id is refused to others."""
@@ -58,6 +67,18 @@ class RequestState:
     finish: Finish | None
     queued_ms: int
     """In the queue: so far, or until it was first claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is known of a request's charge before the ledger has it."""
+
+    tenant_id: str
+    is_over: bool
+    decision: str
+    """Why it was admitted, as `enqueue` was told; '' once it is over: the event has it."""
+    event: UsageEvent | None
+    """Of one that is over, until the ledger has acknowledged it."""
 
 
 class GatewayBroker:
@@ -200,6 +221,25 @@ class GatewayBroker:
             tenant_id=tenant.decode(),
             finish=decode(last, Chunk).finish if last else None,
             queued_ms=int(queued_ms),
+        )
+
+    async def account_of(self, model: str, request_id: str) -> Account:
+        """Raises: UnknownRequest, BrokerUnavailable."""
+        prefix = keys.model_prefix(model)
+        async with bounded(self._timeout_s):
+            asked = ("tenant", "state", "usage", "event")
+            found: list[Any] = await cast(Any, self._redis.hmget(f"{prefix}req:{request_id}", asked))
+            tenant, state, usage, event_id = found
+            if tenant is None:
+                raise UnknownRequest(request_id)
+            entries: Any = []
+            if event_id is not None:
+                entries = await self._redis.xrange(f"{prefix}usage", min=event_id, max=event_id)
+        return Account(
+            tenant_id=tenant.decode(),
+            is_over=state in (b"finished", b"dead"),
+            decision=msgspec.msgpack.decode(usage).get("decision", "") if usage else "",
+            event=decode(entries[0][1][b"e"], UsageEvent) if entries else None,
         )
 
     async def model_of(self, request_id: str) -> str:

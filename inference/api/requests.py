@@ -85,7 +85,7 @@ async def explain_request(call: ApiCall, request_id: str) -> HttpResponse:
         )
     except NothingToExplain:
         raise NotFound(
-            "There is no such request, or it has not ended, or it was refused too long ago.",
+            "There is no such request, or it was refused too long ago.",
             code="request_not_found",
             param="request_id",
         ) from None

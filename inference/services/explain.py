@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from asgiref.sync import async_to_sync
 from django.conf import settings
 
+from engine_worker.broker import Account, BrokerUnavailable, GatewayBroker, UnknownRequest
+from engine_worker.protocol import UsageEvent
 from inference.models import UsageAdjustment, UsageRecord
 from inference.services.decision import Told, from_text
+from inference.services.ledger import UnfitEvent, row_to_be
 from tenants.models import ModelPrice
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.store import QuotaStore
@@ -62,15 +65,53 @@ class Explanation:
 
 
 def explain(tenant_id: int, tenant_public_id: str, request_id: str) -> Explanation:
-    """From the ledger for what was admitted and has ended, else from the last refusals. Raises NothingToExplain."""
-    record = UsageRecord.objects.filter(tenant_id=tenant_id, request_id=request_id).first()
-    if record is not None:
-        decision = from_text(record.decision)
-        return Explanation(request_id, decision, charge_of(record))
+    """From the ledger for what was admitted and has ended; else from the last refusals, and from what is in flight: no
+    moment is between these. Raises NothingToExplain."""
+    if (known := _in_ledger(tenant_id, request_id)) is not None:
+        return known
     for refusal in recent_refusals(tenant_public_id):
         if refusal.request_id == request_id:
             return Explanation(request_id, refusal, None)
+    account = _account(request_id)
+    if account is None or account.tenant_id != tenant_public_id:
+        raise NothingToExplain(request_id)
+    if not account.is_over:
+        return Explanation(request_id, from_text(account.decision), None)
+    if account.event is not None:
+        return _to_be(account.event)
+    # The ledger took it after it was asked.
+    if (known := _in_ledger(tenant_id, request_id)) is not None:
+        return known
     raise NothingToExplain(request_id)
+
+
+def _in_ledger(tenant_id: int, request_id: str) -> Explanation | None:
+    record = UsageRecord.objects.filter(tenant_id=tenant_id, request_id=request_id).first()
+    return None if record is None else Explanation(request_id, from_text(record.decision), charge_of(record))
+
+
+def _to_be(event: UsageEvent) -> Explanation:
+    try:
+        charge = charge_of(row_to_be(event))
+    except UnfitEvent:
+        charge = None
+    return Explanation(event.request_id, from_text(event.decision), charge)
+
+
+def _account(request_id: str) -> Account | None:
+    """None also when Redis can't say."""
+    try:
+        return async_to_sync(_read_account)(request_id)
+    except (BrokerUnavailable, UnknownRequest):
+        return None
+
+
+async def _read_account(request_id: str) -> Account:
+    broker = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
+    try:
+        return await broker.account_of(await broker.model_of(request_id), request_id)
+    finally:
+        await broker.aclose()
 
 
 def charge_of(record: UsageRecord) -> Charge:

@@ -148,6 +148,11 @@ def adjust_usage(
     return adjustment
 
 
+def row_to_be(event: UsageEvent) -> UsageRecord:
+    """As it will stand in the ledger; it is not written. Raises UnfitEvent."""
+    return _row(event, _Books.of([event]))
+
+
 def _row(event: UsageEvent, books: _Books) -> UsageRecord:
     tenant = books.tenants.get(event.tenant_id)
     if tenant is None:

@@ -84,7 +84,7 @@ local function finish(request, outcome, chunk, is_dead)
   usage.first_token_at_ms = tonumber(more[3] or nil)
   usage.worker_id = more[4] or nil
   usage.attempts = request.attempts
-  redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
+  local event = redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
   charge_output(request, request.tokens)
   if request.epoch > 0 then learn_length(request) end
@@ -93,11 +93,11 @@ local function finish(request, outcome, chunk, is_dead)
   local kept = request.retention
   if is_dead then
     kept = DEAD_KEPT
-    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts)
+    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, 'event', event)
     redis.call('ZADD', prefix .. 'dead', now, id)
     redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
   else
-    redis.call('HSET', request_key(id), 'state', 'finished')
+    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event)
     -- The prompt is no longer needed, and is the client's.
     redis.call('HDEL', request_key(id), 'body', 'usage')
   end

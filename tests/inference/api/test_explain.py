@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -77,6 +81,47 @@ def test_an_admission_a_refusal_and_a_charge_are_explained(site, model, tenant):
         client.headers["Authorization"] = f"Bearer {make_key(make_tenant(), scopes=[Scope.ADMIN]).secret}"
         for known in (answer_id, third.headers["x-weir-request"], "never"):
             assert client.get(f"requests/{known}/explain").json()["error"]["code"] == "request_not_found"
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_it_is_explained_at_every_moment_of_its_life(site, model, tenant):
+    """Before the ledger has it as well: while it runs, and between its end and its row."""
+    headers = {
+        "Authorization": f"Bearer {make_key(tenant, scopes=[Scope.INFERENCE, Scope.USAGE_READ]).secret}"
+    }
+    stranger = {"Authorization": f"Bearer {make_key(make_tenant(), scopes=[Scope.USAGE_READ]).secret}"}
+    with httpx.Client(base_url=f"{site.url}/v1/", headers=headers, timeout=60) as client:
+        # Known from here on: a database that is busy does not keep it waiting later.
+        eventually(lambda: client.get("usage", headers=stranger).status_code == 200)
+        ask = {"model": model, "prompt": "seven!!", "max_tokens": 40, "stream": True}
+        with client.stream("POST", "completions", json=ask) as stream:
+            events = (line for line in stream.iter_lines() if line.startswith("data: {"))
+            answer_id = json.loads(next(events).removeprefix("data: "))["id"]
+
+            def explained() -> dict[str, Any]:
+                answer = client.get(f"requests/{answer_id}/explain")
+                assert answer.status_code == 200, answer.text
+                told: dict[str, Any] = answer.json()
+                return told
+
+            running = explained()
+            assert (running["id"], running["verdict"], running["charge"]) == (answer_id, "admitted", None)
+            for _ in events:
+                pass
+        ended = explained()
+        assert not UsageRecord.objects.filter(tenant=tenant).exists()
+        assert ended["decision"] == running["decision"]
+        assert (ended["charge"]["completion_tokens"], ended["charge"]["cost_microusd"]) == (40, 138)
+        refused = client.get(f"requests/{answer_id}/explain", headers=stranger)
+        assert refused.json()["error"]["code"] == "request_not_found"
+        drain_usage_stream()
+        assert explained() == ended
 
 
 def test_the_console_shows_what_decided(site, model, tenant):
