@@ -13,6 +13,7 @@ ApiError
 ├── RateLimited          429  a limit binds for now; carries retry_after_ms
 ├── BudgetSpent          429  a budget is used up until its next period: x-should-retry is false
 ├── Overloaded           503  queue full, no worker, a part is down; carries retry_after_ms
+│   └── GatewayStopping       this gateway is being stopped
 └── GenerationFailed     500  the engine failed, or 504 when the deadline passed
 """
 
@@ -144,6 +145,15 @@ class Overloaded(ApiError):
         self, message: str, *, retry_after_ms: int = 1000, code: str = "server_is_overloaded", **more: Any
     ) -> None:
         super().__init__(message, code=code, retry_after_ms=retry_after_ms, **more)
+
+
+class GatewayStopping(Overloaded):
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway is being stopped, and the answer broke off. A stream whose events have ids can be read on at "
+            "another gateway, with the last one: GET /v1/requests/{id}/stream; anything else is to be asked again.",
+            code="gateway_stopping",
+        )
 
 
 class GenerationFailed(ApiError):

@@ -70,7 +70,13 @@ class Runtime:
         self.tenants = TenantWatch()
         self.lag = LoopLag()
         self.reservations = ReservationWatch(self.quotas)
+        self.is_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def break_off_streams(self) -> None:
+        """This gateway is being stopped: whoever waits for an answer of it looks up (`Generation.is_cut_short`)."""
+        self.is_stopping = True
+        self.streams.interrupt()
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Work that outlives its request; this object owns the task."""
@@ -105,6 +111,12 @@ def get_runtime() -> Runtime:
     if runtime is None:
         runtime = _runtimes[loop] = Runtime()
     return runtime
+
+
+def break_off_streams() -> None:
+    """Of this event loop, if it has answered anything."""
+    if (runtime := _runtimes.get(asyncio.get_running_loop())) is not None:
+        runtime.break_off_streams()
 
 
 async def close_runtime() -> None:

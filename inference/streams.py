@@ -69,6 +69,12 @@ class LiveStreams:
             if not streams:
                 del self._streams[stream.request_id]
 
+    def interrupt(self) -> None:
+        """Whoever waits for a chunk is told that there is none."""
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.interrupt()
+
     async def _listening(self) -> None:
         if self._pump is None or self._pump.done():
             self._ready = asyncio.get_running_loop().create_future()
@@ -134,6 +140,7 @@ class TokenStream:
         self._buffer: deque[Chunk] = deque()
         self._has_gap = has_gap
         self._waiter: asyncio.Future[None] | None = None
+        self._is_interrupted = False
         self._heard_at = asyncio.get_running_loop().time()
 
     async def __aenter__(self) -> Self:
@@ -161,8 +168,12 @@ class TokenStream:
         self._has_gap = True
         self._wake()
 
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+        self._wake()
+
     async def next(self, timeout_s: float) -> Chunk | None:
-        """The next chunk, or None when there was none within `timeout_s`.
+        """The next chunk, or None when there was none within `timeout_s`, or until it was interrupted.
 
         Raises StreamLost; after the last chunk, StopAsyncIteration.
         """
@@ -179,7 +190,8 @@ class TokenStream:
                 self._heard_at = loop.time()
                 return chunk
             left = deadline - loop.time()
-            if left <= 0:
+            if left <= 0 or self._is_interrupted:
+                self._is_interrupted = False
                 return None
             if self._has_gap:
                 await asyncio.sleep(min(left, _RETRY_S))

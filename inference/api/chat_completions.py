@@ -62,9 +62,10 @@ async def chat_completions(call: ApiCall) -> HttpResponse | StreamingHttpRespons
             # A tool call can't be taken out of the second half of its text.
             can_resume=body.num_choices() == 1 and chat.tool_form is None,
             grace_s=grace_s,
+            breaks_off=not call.may_exist,
         )
         return await call.stream(events, headers=generation.headers)
-    choices = await collect([generation], n=body.num_choices())
+    choices = await collect([generation], n=body.num_choices(), breaks_off=not call.may_exist)
     return await call.respond_off_loop(
         lambda: shape.whole(choices), size=num_logprobs(choices), headers=generation.headers()
     )

@@ -60,9 +60,10 @@ async def completions(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             close=shape.last_events,
             can_resume=body.num_choices() == 1 and len(generations) == 1,
             grace_s=grace_s,
+            breaks_off=not call.may_exist,
         )
         return await call.stream(events, headers=headers)
-    choices = await collect(generations, n=body.num_choices())
+    choices = await collect(generations, n=body.num_choices(), breaks_off=not call.may_exist)
     return await call.respond_off_loop(
         lambda: shape.whole(choices), size=num_logprobs(choices), headers=headers()
     )

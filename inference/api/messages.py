@@ -57,10 +57,12 @@ async def messages(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
             render=shape.events,
             close=shape.last_events,
             framing=ANTHROPIC,
+            breaks_off=not call.may_exist,
         )
         return await call.stream(events, headers=chat.generation.headers)
     async with chat.generation as generation:
-        async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S):
+        breaks_off = not call.may_exist
+        async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S, breaks_off=breaks_off):
             if item is not None:
                 shape.add(item[1])
         if (failure := generation.failure()) is not None:

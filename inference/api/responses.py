@@ -84,9 +84,10 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         call.runtime.spawn(_follow_to_end(generation, shape, kept), name="background-response")
         return queued
     if body.stream:
-        return await call.stream(_streamed(generation, shape, kept), headers=generation.headers)
+        streamed = _streamed(generation, shape, kept, breaks_off=not call.may_exist)
+        return await call.stream(streamed, headers=generation.headers)
     async with generation:
-        await _follow(generation, shape)
+        await _follow(generation, shape, breaks_off=not call.may_exist)
     if response.store:
         await keep_response(_ended(kept))
     return call.respond(response, headers=generation.headers())
@@ -184,9 +185,9 @@ async def _history(call: ApiCall, previous: str | None) -> list[dict[str, Any]]:
     return kept.conversation()
 
 
-async def _follow(generation: Generation, shape: ResponseShape) -> None:
+async def _follow(generation: Generation, shape: ResponseShape, *, breaks_off: bool = False) -> None:
     """To the end, a bad one included. Raises ApiError then."""
-    async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S):
+    async for item in chunks_of([generation], keep_alive_s=_PATIENCE_S, breaks_off=breaks_off):
         if item is not None:
             shape.events(item[1])
     if (failure := generation.failure()) is not None:
@@ -205,7 +206,9 @@ async def _follow_to_end(generation: Generation, shape: ResponseShape, kept: Kep
     await keep_response(_ended(kept))
 
 
-async def _streamed(generation: Generation, shape: ResponseShape, kept: Kept) -> AsyncGenerator[bytes, None]:
+async def _streamed(
+    generation: Generation, shape: ResponseShape, kept: Kept, *, breaks_off: bool
+) -> AsyncGenerator[bytes, None]:
     """The events; the response is kept before the client hears of its end, and may go on from it."""
 
     def last() -> list[Any]:
@@ -217,6 +220,7 @@ async def _streamed(generation: Generation, shape: ResponseShape, kept: Kept) ->
         begin=shape.first_events,
         render=lambda _, chunk: shape.events(chunk),
         close=last,
+        breaks_off=breaks_off,
         framing=Framing(event=framed, error=lambda error: framed(shape.failed(error)), done=b""),
     )
     async with aclosing(events):

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from engine_worker.protocol import Chunk
-from inference.errors import ApiError, GenerationFailed
+from inference.errors import ApiError, GatewayStopping, GenerationFailed
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
 
@@ -97,6 +97,7 @@ async def events_of(
     close: Callable[[], Sequence[Any]],
     can_resume: bool = False,
     grace_s: float = 0.0,
+    breaks_off: bool = True,
     begin: Callable[[], Sequence[Any]] = tuple,
     framing: Framing = OPENAI,
 ) -> AsyncGenerator[bytes, None]:
@@ -109,11 +110,12 @@ async def events_of(
     follows: never a false `stop`.
     With `can_resume` (one generation, one choice) each event that tells something has the id to resume after. A client
     that leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
+    Without `breaks_off` it is not this gateway's connection alone that reads it: see `chunks_of`.
     """
-    has_left, has_begun = True, False
+    has_left, has_begun, goes_on = True, False, False
     try:
         opening = b"".join(framing.event(data, "") for data in begin())
-        async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S):
+        async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S, breaks_off=breaks_off):
             if item is None:
                 has_begun = True
                 yield opening or _KEEP_ALIVE
@@ -148,6 +150,7 @@ async def events_of(
         has_left = False
         if not has_begun:
             raise
+        goes_on = can_resume and isinstance(error, GatewayStopping)
         yield framing.error(error)
     except Exception:
         has_left = False
@@ -157,7 +160,9 @@ async def events_of(
         yield framing.error(GenerationFailed("The server had an error.", code="internal_error"))
     finally:
         for generation in generations:
-            if has_left and grace_s:
+            if goes_on:
+                generation.hand_over()
+            elif has_left and grace_s:
                 generation.detach(grace_s)
             else:
                 generation.leave()

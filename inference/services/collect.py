@@ -12,14 +12,14 @@ from inference.services.generation import Generation
 _PATIENCE_S = 10.0
 
 
-async def collect(generations: Sequence[Generation], *, n: int = 1) -> list[Choice]:
+async def collect(generations: Sequence[Generation], *, n: int = 1, breaks_off: bool = False) -> list[Choice]:
     """`n` choices per generation, in order. Raises ApiError when one ends badly; the others are cancelled then.
 
     A client that leaves cancels this coroutine, and with it what still runs.
     """
     choices = [Choice() for _ in range(n * len(generations))]
     try:
-        async for item in chunks_of(generations, keep_alive_s=_PATIENCE_S):
+        async for item in chunks_of(generations, keep_alive_s=_PATIENCE_S, breaks_off=breaks_off):
             if item is None:
                 continue
             index, chunk = item

@@ -6,21 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from engine_worker.protocol import Chunk
+from inference.errors import GatewayStopping
 from inference.services.generation import Generation
 
 
 async def chunks_of(
-    generations: Sequence[Generation], *, keep_alive_s: float
+    generations: Sequence[Generation], *, keep_alive_s: float, breaks_off: bool = False
 ) -> AsyncIterator[tuple[int, Chunk] | None]:
     """Chunks as they come, until every generation has ended; None after `keep_alive_s` of silence.
 
-    Raises ApiError when one of them breaks off.
+    Raises ApiError when one of them breaks off; with `breaks_off`, for who answers a connection that ends with this
+    gateway, also when that is being stopped.
     """
     if len(generations) == 1:
         # The usual case needs no tasks.
         (only,) = generations
         while only.finish is None:
             chunk = await only.next(keep_alive_s)
+            if chunk is None and breaks_off and only.is_cut_short:
+                raise GatewayStopping
             yield None if chunk is None else (0, chunk)
         return
     waiting = {
@@ -33,6 +37,8 @@ async def chunks_of(
             for task in done:
                 index = waiting.pop(task)
                 chunk = task.result()
+                if chunk is None and breaks_off and generations[index].is_cut_short:
+                    raise GatewayStopping
                 yield None if chunk is None else (index, chunk)
                 generation = generations[index]
                 if generation.finish is None:

@@ -161,6 +161,11 @@ class Generation:
         return finish
 
     @property
+    def is_cut_short(self) -> bool:
+        """The gateway is being stopped, and this has not ended."""
+        return self._runtime.is_stopping and self.is_running
+
+    @property
     def is_running(self) -> bool:
         return self.finish is None and not self._has_left
 
@@ -211,11 +216,16 @@ class Generation:
 
         After that it is cancelled. The ledger settles it then.
         """
-        if self.finish is None and not self._has_left:
+        if self.is_running:
+            self.hand_over()
+            self._runtime.detached.hold(self.ticket.model, self.ticket.request_id, grace_s)
+
+    def hand_over(self) -> None:
+        """It goes on, for who reads it on at another gateway."""
+        if self.is_running:
             self._has_left = True
             end_generation_span(self._span, None)
             self._stream.close()
-            self._runtime.detached.hold(self.ticket.model, self.ticket.request_id, grace_s)
 
     async def _cancel(self) -> None:
         """Cancels at the engine and waits for the last chunk, which says how much is to be settled."""

@@ -21,7 +21,9 @@ _pages = get_asgi_application()  # sets Django up: what follows may import model
 
 from inference.metrics import Measured  # noqa: E402
 from inference.routing import websocket_urlpatterns  # noqa: E402
+from inference.runtime import break_off_streams  # noqa: E402
 from weir.api_handler import ApiHandler, PathSplit  # noqa: E402
+from weir.stopping import STOPPING  # noqa: E402
 from weir.tracing import Traced  # noqa: E402
 
 _measured = Measured(
@@ -32,6 +34,7 @@ _measured = Measured(
         }
     )
 )
+STOPPING.drain_s, STOPPING.break_off = settings.GATEWAY_DRAIN_S, break_off_streams
 application = Traced(_measured) if settings.TRACING else _measured
 
 # What is loaded now stays: without this each full collection would look through all of it, between two tokens.

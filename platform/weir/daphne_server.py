@@ -13,6 +13,8 @@ is the application's. And a websocket message that is too large is told so (clos
 
 Twisted lets 50 clients wait to be accepted: more who come while the loop is held are turned away by the kernel, after
 seconds or a minute. Here as many may wait as with uvicorn.
+
+Daphne cuts what is open when it is told to stop. Here it ends, or breaks off with a word, as stopping.py says.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from typing import Any, Final
 
 import structlog
 from daphne.cli import CommandLineInterface
+from daphne.http_protocol import WebRequest
 from daphne.server import Server
+from twisted.internet.defer import Deferred
 from twisted.web import http
 
 from weir.servers import WEBSOCKET_MESSAGE_MAX
 from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
+from weir.stopping import LAST_WORDS_S, STOPPING
 
 log = structlog.get_logger(__name__)
 
@@ -119,6 +124,7 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
             "websocket_max_frame_size": WEBSOCKET_MESSAGE_MAX,
         }
         super().__init__(*args, endpoints=[_with_accept_queue(text) for text in endpoints], **kwargs)
+        self._ports: list[Any] = []
 
     @property
     def http_factory(self) -> Any:
@@ -139,6 +145,38 @@ class BoundedServer(Server):  # type: ignore[misc]  # Daphne has no types
         """The same for websockets."""
         factory.setProtocolOptions(failByDrop=False)
         self._ws_factory = factory
+
+    def listen_success(self, port: Any) -> None:
+        self._ports.append(port)
+        super().listen_success(port)
+
+    def kill_all_applications(self) -> Deferred[None]:
+        """Twisted stops when this is done."""
+        return Deferred.fromFuture(asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        for port in self._ports:
+            port.stopListening()
+        await self._answered(STOPPING.drain_s)
+        STOPPING.break_off()
+        await self._answered(LAST_WORDS_S)
+        await asyncio.sleep(_LOOK_S)  # Twisted writes between the turns
+        for application in (left := self._open(object)):
+            application.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LAST_WORDS_S)
+
+    async def _answered(self, within_s: float) -> None:
+        """Until all that is open is answered. Websockets have no end of their own, and come again elsewhere."""
+        if answering := self._open(WebRequest):
+            await asyncio.wait(answering, timeout=within_s)
+
+    def _open(self, kind: type) -> list[asyncio.Future[None]]:
+        return [
+            details["application_instance"]
+            for protocol, details in self.connections.items()
+            if isinstance(protocol, kind) and "application_instance" in details
+        ]
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         if message["type"] in ("http.response.body", "websocket.send"):

@@ -354,6 +354,8 @@ DEMO = env.flag("WEIR_DEMO", True)
 # --- metrics ---------------------------------------------------------------------------------------
 METRICS_TOKEN = env.secret("WEIR_METRICS_TOKEN")
 """What Prometheus must send to read a gateway's /metrics; None: there is no such page."""
+GATEWAY_DRAIN_S = env.number("WEIR_GATEWAY_DRAIN_S", 10, least=0, most=3600)
+"""A gateway that is told to stop lets open answers go on for so long; see stopping.py."""
 OPERATOR_TOKEN = env.secret("WEIR_OPERATOR_TOKEN")
 """What a program must send to command workers under /operator/; None: only people who are operators do."""
 _celery_metrics_port = env.number("WEIR_CELERY_METRICS_PORT", 0, least=0, most=65535)

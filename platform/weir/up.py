@@ -154,8 +154,10 @@ def _web_and_background(plan: Plan) -> tuple[Command, ...]:
     gateway = plan.python("gateway", *server_arguments(plan.server, host=plan.host, port=plan.port))
     others = os.environ.get("WEIR_EXPECTED_MODELS", "")
     expected = {"WEIR_EXPECTED_MODELS": ",".join(filter(None, (plan.model_name, others)))}
+    # What an engine that is being stopped could finish has ended before the gateway is told to.
+    drain = {"WEIR_GATEWAY_DRAIN_S": os.environ.get("WEIR_GATEWAY_DRAIN_S") or "1"}
     return (
-        replace(gateway, env=dict(gateway.env or {}) | expected),
+        replace(gateway, env=dict(gateway.env or {}) | expected | drain),
         plan.python("celery", *celery, "worker", "--loglevel", plan.log_level, *quiet, stop_grace_s=30.0),
         plan.python(
             "beat", *celery, "beat", "--loglevel", "WARNING", "--schedule", schedule, "--pidfile", ""

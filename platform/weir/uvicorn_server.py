@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import socket
 import struct
+import sys
 from typing import Any, Final, cast
 
 import structlog
@@ -24,6 +26,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from weir.servers import WEBSOCKET_MESSAGE_MAX
 from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
+from weir.stopping import LAST_WORDS_S, STOPPING
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +36,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 SMALL: Final = 16 * 1024
 """Bytes that wait for the end of the loop's turn, to go out together."""
 _CLOSE_S: Final = 1.0
-_DRAIN_S: Final = 10
-"""Open streams have so long to end; then they are cut, and clients resume at another gateway."""
+_NOT_STARTED: Final = 3
 
 
 class _Impatient(asyncio.Protocol):
@@ -214,9 +216,21 @@ class ImpatientWebSocket(_Impatient, WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(_CLOSE_S, self.transport.close)
 
 
+class PoliteServer(uvicorn.Server):
+    """Does not cut what is open without a word."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.timeout_graceful_shutdown = STOPPING.drain_s + LAST_WORDS_S
+        telling = asyncio.get_running_loop().call_later(STOPPING.drain_s, STOPPING.break_off)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            telling.cancel()
+
+
 def serve(application: str, *, host: str, port: int) -> None:
     """Until SIGTERM or SIGINT."""
-    uvicorn.run(
+    config = uvicorn.Config(
         application,
         host=host,
         port=port,
@@ -230,8 +244,12 @@ def serve(application: str, *, host: str, port: int) -> None:
         log_level="warning",
         server_header=False,
         proxy_headers=False,  # tenants/client_address.py reads them, where WEIR_BEHIND_PROXY says that it may
-        timeout_graceful_shutdown=_DRAIN_S,
     )
+    server = PoliteServer(config)
+    with contextlib.suppress(KeyboardInterrupt):  # which it raises again when it has stopped
+        server.run()
+    if not server.started:
+        sys.exit(_NOT_STARTED)
 
 
 def main() -> None:
