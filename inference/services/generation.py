@@ -150,7 +150,7 @@ class Generation:
             self.finish = finish
             end_generation_span(self._span, finish)
             self._stream.close()
-            self._runtime.spawn(self._settle(finish), name="settle")
+            self._runtime.spawn(self._settle_next(finish), name="settle")
         return chunk
 
     def _named_end(self, finish: Finish) -> Finish:
@@ -243,6 +243,11 @@ class Generation:
             log.warning("cancel_incomplete", request_id=self.ticket.request_id, reason=str(error))
         finally:
             self._stream.close()
+
+    async def _settle_next(self, finish: Finish) -> None:
+        # First the answer, which this turn of the loop makes: its client waits. What it asks for next comes after.
+        await asyncio.sleep(0)
+        await self._settle(finish)
 
     async def _settle(self, finish: Finish) -> None:
         prompt_tokens = charged_prompt_tokens(

@@ -26,6 +26,8 @@ _Application: TypeAlias = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 _PER_TURN: Final = 8
 """Requests that begin in one turn of the event loop: about a millisecond each until they first wait for Redis."""
+_LISTEN_AFTER_S: Final = 0.05
+"""What is answered sooner needs no task that hears whether its client leaves."""
 
 
 class ApiHandler(ASGIHandler):
@@ -97,8 +99,14 @@ class ApiHandler(ASGIHandler):
                 has_left = True
                 answering.cancel()
 
-        listening = asyncio.create_task(_received(receive), name="api-disconnect")
-        listening.add_done_callback(leave)
+        listening: asyncio.Task[Any] | None = None
+
+        def listen() -> None:
+            nonlocal listening
+            listening = asyncio.create_task(_received(receive), name="api-disconnect")
+            listening.add_done_callback(leave)
+
+        timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER_S, listen)
         try:
             response = await self._middleware_chain(request)
             # Refusals are counted, not logged: in a flood the lines would cost more than the answers.
@@ -113,7 +121,9 @@ class ApiHandler(ASGIHandler):
             answering.uncancel()
         finally:
             is_answered = True
-            listening.cancel()
+            timer.cancel()
+            if listening is not None:
+                listening.cancel()
             request.close()
 
     def resolve_request(self, request: HttpRequest) -> ResolverMatch:

@@ -28,6 +28,7 @@ local DEPTH = 16 -- so many of a line, and so many lines of a tier, are looked a
 local INTERVAL_KEPT = 300000
 local reply = { now }
 local ended = 0
+local any_waits -- as the last look at the tiers found, where nothing was changed since
 local adapters = { [''] = true }
 for i = 6, #ARGV do adapters[ARGV[i]] = true end
 
@@ -68,6 +69,7 @@ recall_due(100)
 -- The bound keeps one call short when a long backlog has outlived its deadlines; the sweep does the rest.
 while ended < 64 do
   local ranks = redis.call('ZRANGE', prefix .. 'tiers', 0, -1)
+  any_waits = #ranks > 0
   local class, head, level
   for i, rank in ipairs(ranks) do
     head, level = turn_of(rank)
@@ -92,43 +94,47 @@ while ended < 64 do
   end
 
   local request = find(id)
-  local counter = redis.call('ZSCORE', prefix .. 'turns:' .. request.rank, request.tenant)
-  leave_queue(request)
+  local counter = id == head and level or redis.call('ZSCORE', prefix .. 'turns:' .. request.rank, request.tenant)
+  leave_line(request)
+  any_waits = nil
   if leaves_at(request) <= now then
     finish_as(request, 'deadline')
     ended = ended + 1
   else
     local key = request_key(id)
+    local more = redis.call('HMGET', key, 'standing', 'claimed', 'body')
     if request.epoch == 0 then
       charge(request.rank, request.tenant, cost(W_IN * request.prompt_tokens, request.weight))
-      local places = tonumber(redis.call('HGET', key, 'standing') or 0) + 1
+      local places = tonumber(more[1] or 0) + 1
       redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant, (now - request.created) / places,
         'PX', PACE_KEPT)
     end
     charge_output(request, math.max(request.tokens, expected_output(request)))
+    local claimed = tonumber(more[2] or now)
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
-      'attempts', request.attempts + 1)
-    redis.call('HSETNX', key, 'claimed', now)
-    local queued = math.max(0, tonumber(redis.call('HGET', key, 'claimed')) - request.created)
+      'attempts', request.attempts + 1, 'claimed', claimed)
+    local queued = math.max(0, claimed - request.created)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}
-    reply[#reply + 1] = { redis.call('HGET', key, 'body'), request.epoch + 1, request.attempts + 1, request.deadline,
+    reply[#reply + 1] = { more[3], request.epoch + 1, request.attempts + 1, request.deadline,
       log, tonumber(class), counter, queued }
   end
 end
 
 -- How fast the whole queue moves: the time between two that leave it, while others wait all the time.
 local left = #reply - 1
+local since
 if left > 0 then
-  local since = tonumber(redis.call('GET', prefix .. 'moved') or nil)
+  since = tonumber(redis.call('GET', prefix .. 'moved') or nil)
   if since then
     local interval, known = (now - since) / left, tonumber(redis.call('GET', prefix .. 'interval') or nil)
     if known then interval = known + NEWEST * (interval - known) end
     redis.call('SET', prefix .. 'interval', interval, 'PX', INTERVAL_KEPT)
   end
 end
-if redis.call('EXISTS', prefix .. 'tiers') == 0 then
-  redis.call('DEL', prefix .. 'moved')
+if any_waits == nil then any_waits = redis.call('EXISTS', prefix .. 'tiers') == 1 end
+if not any_waits then
+  if since or left == 0 then redis.call('DEL', prefix .. 'moved') end
 elseif left > 0 then
   redis.call('SET', prefix .. 'moved', now, 'PX', PACE_KEPT)
 end

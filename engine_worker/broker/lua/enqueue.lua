@@ -34,8 +34,9 @@ local PROMISED = 0.6
 local line, max_wait = prefix .. 'line:' .. rank .. ':' .. tenant, tonumber(ARGV[15])
 local longest = PROMISED * max_wait
 local standing = redis.call('ZCARD', line)
--- What one place in this line took lately, ms; forgotten when it says nothing of the present.
-local pace = tonumber(redis.call('GET', prefix .. 'pace:' .. rank .. ':' .. tenant) or nil)
+-- What one place in this line took lately, ms; forgotten when it says nothing of the present. And in the whole queue.
+local paces = redis.call('MGET', prefix .. 'pace:' .. rank .. ':' .. tenant, prefix .. 'interval')
+local pace, interval = tonumber(paces[1] or nil), tonumber(paces[2] or nil)
 
 local function full(scope, queue, size, bound)
   if size < bound then return nil end
@@ -48,14 +49,14 @@ local function full(scope, queue, size, bound)
   return { 'full', scope, math.max(1000, math.min(math.ceil(retry), 30000)) }
 end
 local tier = prefix .. 'tier:' .. rank
-local refusal = full('tier', tier, redis.call('ZCARD', tier), tonumber(ARGV[9]))
+local in_tier = redis.call('ZCARD', tier)
+local refusal = full('tier', tier, in_tier, tonumber(ARGV[9]))
   or full('tenant', line, standing, tonumber(ARGV[10]))
 if not refusal and standing > 0 and pace and pace * (standing + 1) > longest then
   refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(pace * (standing + 1) - longest), 30000)) }
 end
 if not refusal then
   -- A line's own pace is known only once something has left it; the whole queue's sooner, at the onset of a flood.
-  local interval = tonumber(redis.call('GET', prefix .. 'interval') or nil)
   local ahead = interval and ahead_of_newcomer(rank, tenant) or 0
   if ahead > 0 and interval * (ahead + 1) > longest then
     refusal = { 'full', 'wait', math.max(1000, math.min(math.ceil(interval * (ahead + 1) - longest), 30000)) }
@@ -72,5 +73,6 @@ redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage',
   'channels', ARGV[8], 'created', now, 'retention', ARGV[11], 'max_attempts', ARGV[12], 'call', ARGV[13],
   'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7], 'adapter', ARGV[16] or '',
   'max_output', ARGV[17] or 0, 'epoch', 0, 'attempts', 0, 'tokens', 0, 'charged', 0)
-join_queue(request)
+local best = join_queue(request)
+if in_tier == 0 and (not best or tonumber(best) > tonumber(rank)) then return { 'ok', 0 } end
 return { 'ok', position(request) }

@@ -43,11 +43,9 @@ end
 
 local function learn_length(request)
   local key = prefix .. 'lengths:' .. request.rank
-  for _, of in ipairs({ request.tenant, '' }) do
-    local mean = tonumber(redis.call('HGET', key, of) or nil)
-    local latest = 1000 * request.tokens
-    redis.call('HSET', key, of, mean and mean + math.floor((latest - mean) / NEWEST_LENGTH) or latest)
-  end
+  local latest, known = 1000 * request.tokens, redis.call('HMGET', key, request.tenant, '')
+  local function with_latest(mean) return mean and mean + math.floor((latest - mean) / NEWEST_LENGTH) or latest end
+  redis.call('HSET', key, request.tenant, with_latest(known[1]), '', with_latest(known[2]))
   redis.call('PEXPIRE', key, COUNTERS_KEPT)
 end
 

@@ -59,9 +59,12 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
       for _, entry in ipairs(entries) do tell(f[4], entry) end
       if #entries > 0 then redis.call('RPUSH', log_key(id), unpack(entries)) end
       if tokens > before then
-        if before == 0 then redis.call('HSETNX', key, 'first_token', now) end
         local charged, weight = tonumber(f[9] or before), tonumber(f[8] or 1)
-        redis.call('HSET', key, 'tokens', tokens, 'charged', math.max(tokens, charged))
+        local fields = { 'tokens', tokens, 'charged', math.max(tokens, charged) }
+        if before == 0 then
+          fields[5], fields[6] = 'first_token', now
+        end
+        redis.call('HSET', key, unpack(fields))
         if tokens > charged then
           local of_tier = charges[f[6]] or {}
           charges[f[6]] = of_tier

@@ -7,36 +7,45 @@ local function leaves_at(request)
   return request.epoch > 0 and request.deadline or math.min(request.deadline, request.created + request.max_wait)
 end
 
+-- For workers that wait. Bounded: more hints than idle workers only cost empty claims.
+local function hint(list, what, kept)
+  if redis.call('LPUSH', prefix .. list, what) > 16 then redis.call('LTRIM', prefix .. list, 0, 15) end
+  redis.call('PEXPIRE', prefix .. list, kept)
+end
+
 -- A request that comes back keeps its arrival number, and so stands before all that came after it.
+-- Returns the best rank that had a backlog before, or nil.
 local function join_queue(request)
   local best = redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1]
   if not best or tonumber(request.rank) < tonumber(best) then
     -- For workers that are full of what is worse: the only one of its class, or of a better one, that waits.
-    redis.call('LPUSH', prefix .. 'better', request.rank)
-    redis.call('LTRIM', prefix .. 'better', 0, 15)
-    redis.call('PEXPIRE', prefix .. 'better', 5000)
+    hint('better', request.rank, 5000)
   end
   redis.call('ZADD', prefix .. 'tiers', request.rank, request.rank)
   redis.call('ZADD', prefix .. 'tier:' .. request.rank, request.arrival, request.id)
   redis.call('ZADD', prefix .. 'line:' .. request.rank .. ':' .. request.tenant, request.arrival, request.id)
   redis.call('ZADD', prefix .. 'deadlines', leaves_at(request), request.id)
   take_turns(request.rank, request.tenant)
-  -- Bounded: more tokens than idle workers only cost empty claims.
-  redis.call('LPUSH', prefix .. 'wake', 1)
-  redis.call('LTRIM', prefix .. 'wake', 0, 15)
-  redis.call('PEXPIRE', prefix .. 'wake', 60000)
+  hint('wake', 1, 60000)
+  return best
+end
+
+local function leave_line(request)
+  local tier = prefix .. 'tier:' .. request.rank
+  local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
+  redis.call('ZREM', tier, request.id)
+  redis.call('ZREM', line, request.id)
+  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', prefix .. 'turns:' .. request.rank, request.tenant) end
+  if redis.call('EXISTS', tier) == 0 then redis.call('ZREM', prefix .. 'tiers', request.rank) end
+  redis.call('ZREM', prefix .. 'deadlines', request.id)
 end
 
 local function leave_queue(request)
   if redis.call('ZREM', prefix .. 'delayed', request.id) == 0 then
-    local tier = prefix .. 'tier:' .. request.rank
-    local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
-    redis.call('ZREM', tier, request.id)
-    redis.call('ZREM', line, request.id)
-    if redis.call('EXISTS', line) == 0 then redis.call('ZREM', prefix .. 'turns:' .. request.rank, request.tenant) end
-    if redis.call('EXISTS', tier) == 0 then redis.call('ZREM', prefix .. 'tiers', request.rank) end
+    leave_line(request)
+  else
+    redis.call('ZREM', prefix .. 'deadlines', request.id)
   end
-  redis.call('ZREM', prefix .. 'deadlines', request.id)
 end
 
 local BACKOFF_MIN, BACKOFF_MAX = 200, 30000

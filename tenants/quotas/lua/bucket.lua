@@ -86,10 +86,12 @@ local function free_slot(bucket, id)
   redis.call('ZREM', bucket.key, id)
 end
 
+-- Returns how many are taken more, 0 or 1, and when the last lease lapses.
 local function take_slot(bucket, id, lapses_at)
-  redis.call('ZADD', bucket.key, text(lapses_at), id)
+  local taken = redis.call('ZADD', bucket.key, text(lapses_at), id)
   local last = redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')
   redis.call('PEXPIREAT', bucket.key, last[2])
+  return taken, tonumber(last[2])
 end
 
 local function budget_of(bucket)
@@ -104,6 +106,10 @@ local function count_in_budget(bucket, spent, reserved)
   redis.call('HINCRBY', bucket.key, 'reserved', text(reserved))
 end
 
+local function state_of_rate(bucket, level, rem)
+  return {math.max(0, math.floor(level / 1000)), wait_for(bucket, level, rem, capacity(bucket))}
+end
+
 -- {remaining in whole units, ms until full}
 local function state_of(bucket, now)
   if bucket.period == BUDGET then
@@ -115,8 +121,7 @@ local function state_of(bucket, now)
     local reset = last[2] and math.max(0, tonumber(last[2]) - now) or 0
     return {math.max(0, bucket.amount - slots_used(bucket, now)), reset}
   end
-  local level, rem = level_now(bucket, now)
-  return {math.max(0, math.floor(level / 1000)), wait_for(bucket, level, rem, capacity(bucket))}
+  return state_of_rate(bucket, level_now(bucket, now))
 end
 
 -- Buckets from ARGV, six values each (metric, amount, period, burst, hard, known as), and as many keys.
@@ -135,11 +140,15 @@ end
 
 -- {'cold', i, ...}: the numbers of the buckets that Redis does not know, or nil. Slots are never recalled.
 local function cold_of(buckets, warm)
-  local cold = {'cold'}
+  local cold, at, names = {'cold'}, {}, {}
   for i, bucket in ipairs(buckets) do
-    if bucket.period ~= SLOTS and redis.call('SISMEMBER', warm, bucket.known_as) == 0 then
-      cold[#cold + 1] = i
+    if bucket.period ~= SLOTS then
+      at[#at + 1], names[#names + 1] = i, bucket.known_as
     end
+  end
+  if #names == 0 then return nil end
+  for i, is_known in ipairs(redis.call('SMISMEMBER', warm, unpack(names))) do
+    if is_known == 0 then cold[#cold + 1] = at[i] end
   end
   if #cold > 1 then return cold end
 end

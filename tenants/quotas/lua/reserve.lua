@@ -49,7 +49,7 @@ end
 local function answer(verdict, binding, retry, asked, granted)
   local reply = {verdict, binding, retry, asked, granted}
   for _, bucket in ipairs(buckets) do
-    local state = state_of(bucket, now)
+    local state = bucket.state or state_of(bucket, now)
     reply[#reply + 1] = state[1]
     reply[#reply + 1] = state[2]
   end
@@ -124,6 +124,7 @@ for i, bucket in ipairs(buckets) do
     redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
     bucket.taken = 1
     local used = redis.call('ZCARD', bucket.key)
+    bucket.used = used
     if used >= bucket.amount and not runs_already then
       local lapse = redis.call('ZRANGE', bucket.key, used - bucket.amount, used - bucket.amount, 'WITHSCORES')
       refuse(i, math.max(1, math.min(POLL_MS, tonumber(lapse[2]) - now)), 1)
@@ -145,15 +146,19 @@ end
 
 if binding > 0 then return answer(verdict, binding, wait, asked, 0) end
 
+-- What is left is known from what was taken: the answer asks nothing again.
 local record = {}
 for i, bucket in ipairs(buckets) do
   if bucket.period == SLOTS then
-    take_slot(bucket, id, now + lease)
+    local taken, last = take_slot(bucket, id, now + lease)
+    bucket.state = {math.max(0, bucket.amount - bucket.used - taken), math.max(0, last - now)}
   elseif bucket.period == BUDGET then
     redis.call('HINCRBY', bucket.key, 'reserved', text(bucket.taken))
     redis.call('PEXPIREAT', bucket.key, text(bucket.burst + BUDGET_KEPT_MS))
   else
-    store_level(bucket, bucket.level - bucket.taken, bucket.rem, now)
+    local level = bucket.level - bucket.taken
+    store_level(bucket, level, bucket.rem, now)
+    bucket.state = state_of_rate(bucket, level, bucket.rem)
   end
   record[i] = {bucket.key, bucket.metric, bucket.amount, bucket.period, bucket.burst, bucket.taken}
 end
