@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -34,6 +35,24 @@ async def test_a_crowd_gets_in_by_turns_and_in_order():
     entered, turns = await _crowd(Turnstile(PER_TURN), 50)
     assert entered == list(range(50))
     assert max(turns) <= PER_TURN
+
+
+async def test_who_cannot_wait_is_called_in_turn():
+    turnstile = Turnstile(2)
+    came: list[str] = []
+
+    def let_in(name: str) -> bool:
+        came.append(name)
+        return name != "gone"
+
+    assert all(turnstile.passes(partial(let_in, "at once")) for _ in range(2))
+    for name in ("gone", "first", "second", "third"):
+        assert not turnstile.passes(partial(let_in, name))
+    assert came == []
+    await asyncio.sleep(0)
+    assert came == ["gone", "first", "second"]
+    await asyncio.sleep(0)
+    assert came[3:] == ["third"]
 
 
 async def test_without_it_all_get_in_at_once():
