@@ -247,11 +247,11 @@ class UsageEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def charged_prompt_tokens(*, finish_reason: str, prompt_tokens: int, completion_tokens: int) -> int:
-    """The part of the prompt that is charged: nothing of a request that failed before its first token.
+    """The part of the prompt that is charged: nothing of one that failed, or waited in vain, before its first token.
 
     What no worker ever claimed has no prompt tokens to begin with: the broker says so in the event.
     """
-    if finish_reason == FinishReason.ERROR and completion_tokens == 0:
+    if finish_reason in (FinishReason.ERROR, FinishReason.DEADLINE) and completion_tokens == 0:
         return 0
     return prompt_tokens
 

@@ -112,7 +112,8 @@ while ended < 64 do
     charge_output(request, math.max(request.tokens, expected_output(request)))
     local claimed = tonumber(more[2] or now)
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
-      'attempts', request.attempts + 1, 'claimed', claimed)
+      'attempts', request.attempts + 1, 'claimed', claimed, 'had', now,
+      'lease', lease)
     local queued = math.max(0, claimed - request.created)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}

@@ -67,6 +67,7 @@ if refusal then return refusal end
 local request = {
   id = id, rank = rank, tenant = tenant, arrival = redis.call('INCR', prefix .. 'arrivals'),
   deadline = now + tonumber(ARGV[7]), created = now, max_wait = max_wait, epoch = 0,
+  tokens = 0, lives = 1, at_workers = 0,
 }
 redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,

@@ -25,8 +25,11 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'deadlines', '-inf', n
   expired = expired + 1
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', lapsed_until, 'LIMIT', 0, ARGV[1])) do
-  local outcome = give_back(find(id), true, 'worker_lost', 'The worker that was generating this answer was lost.')
+local lapsed = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', lapsed_until, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+for i = 1, #lapsed, 2 do
+  local request = find(lapsed[i])
+  local heard = lapsed[i + 1] - (redis.call('HGET', request_key(request.id), 'lease') or 0)
+  local outcome = give_back(request, heard, true, 'worker_lost', 'The worker that was generating this answer was lost.')
   if outcome == 'queued' then requeued = requeued + 1 else ended = ended + 1 end
 end
 

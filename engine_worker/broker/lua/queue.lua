@@ -1,10 +1,12 @@
 -- Fragment: the queue. A request waits in its tenant's line, and counts in its tier; or it is put off
 -- (`delayed`) until its back-off is over, and stands in no line.
 
--- Until when it may stand in the queue, ms: until its deadline, and until a worker first had it no longer
--- than was promised.
+-- Until when it may stand in the queue, ms: until its deadline, and before its first token no longer than was
+-- promised, over all attempts. Time at a worker that was there is not waiting (see give_back). In a later life
+-- nobody was promised anything.
 local function leaves_at(request)
-  return request.epoch > 0 and request.deadline or math.min(request.deadline, request.created + request.max_wait)
+  if request.tokens > 0 or request.lives > 1 then return request.deadline end
+  return math.min(request.deadline, request.created + request.max_wait + request.at_workers)
 end
 
 -- For workers that wait. Bounded: more hints than idle workers only cost empty claims.
@@ -56,7 +58,7 @@ local function put_off(request)
   local wait = math.min(BACKOFF_MIN * 2 ^ math.max(0, request.attempts - 1), BACKOFF_MAX)
   local spread = tonumber(string.sub(redis.sha1hex(request.id .. ':' .. request.epoch), 1, 6), 16) / 0xffffff
   redis.call('ZADD', prefix .. 'delayed', now + math.floor(wait * (0.5 + 0.5 * spread)), request.id)
-  redis.call('ZADD', prefix .. 'deadlines', request.deadline, request.id)
+  redis.call('ZADD', prefix .. 'deadlines', leaves_at(request), request.id)
 end
 
 local function recall_due(limit)

@@ -16,7 +16,7 @@ for i = 4, #ARGV, 2 do
   if request and request.state == 'running' and request.epoch == tonumber(ARGV[i + 1]) then
     local failed = ARGV[1] == '1'
     if not failed then request.attempts = redis.call('HINCRBY', request_key(request.id), 'attempts', -1) end
-    outcome = give_back(request, failed, ARGV[2], ARGV[3])
+    outcome = give_back(request, now, failed, ARGV[2], ARGV[3])
   end
   reply[#reply + 1] = outcome
 end

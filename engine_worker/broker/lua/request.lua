@@ -18,7 +18,7 @@ local function log_key(id) return prefix .. 'log:' .. id end
 local function find(id)
   local f = redis.call('HMGET', request_key(id), 'state', 'rank', 'tenant', 'arrival', 'deadline', 'epoch',
     'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention', 'prompt_tokens',
-    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output')
+    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output', 'at_workers')
   if not f[1] then return nil end
   return {
     id = id, state = f[1], rank = f[2], tenant = f[3], arrival = f[4], deadline = tonumber(f[5]),
@@ -26,7 +26,7 @@ local function find(id)
     cancel = f[10] == '1', created = tonumber(f[11]), max_attempts = tonumber(f[12]), retention = f[13],
     prompt_tokens = tonumber(f[14]), weight = tonumber(f[15] or 1), max_wait = tonumber(f[16] or 3600000),
     lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0), charged = tonumber(f[19] or f[8]),
-    max_output = tonumber(f[20] or 0),
+    max_output = tonumber(f[20] or 0), at_workers = tonumber(f[21] or 0),
   }
 end
 
@@ -116,14 +116,20 @@ local function finish_as(request, reason, code, message)
 end
 
 -- A running request loses its worker: ended if its time or its attempts are over, else queued again;
--- at once when the attempt did not fail, after a back-off when it did. Returns 'finished' or 'queued'.
-local function give_back(request, failed, code, message)
+-- at once when the attempt did not fail, after a back-off when it did. `heard` is when its worker last
+-- was there: what came after, and what came before its claim, it has waited. Returns 'finished' or 'queued'.
+local function give_back(request, heard, failed, code, message)
+  local had = tonumber(redis.call('HGET', request_key(request.id), 'had') or now)
+  request.at_workers = request.at_workers + math.max(0, heard - had)
+  redis.call('HSET', request_key(request.id), 'at_workers', request.at_workers)
   if request.cancel then
     finish_as(request, 'cancelled')
   elseif request.deadline <= now then
     finish_as(request, 'deadline')
   elseif request.attempts >= request.max_attempts then
     finish_as(request, 'error', code, message)
+  elseif leaves_at(request) <= now then
+    finish_as(request, 'deadline')
   else
     redis.call('ZREM', prefix .. 'leases', request.id)
     charge_output(request, request.tokens)

@@ -15,7 +15,8 @@ redis.call('PERSIST', log_key(request.id))
 redis.call('RPOP', log_key(request.id)) -- the end that it came to
 redis.call('ZREM', prefix .. 'dead', request.id)
 request.deadline = now + tonumber(redis.call('HGET', key, 'lifetime') or 300000)
+request.lives = request.lives + 1
 redis.call('HSET', key, 'state', 'queued', 'attempts', 0, 'deadline', request.deadline,
-  'lives', request.lives + 1, 'billed', request.tokens)
+  'lives', request.lives, 'billed', request.tokens)
 join_queue(request)
 return 'queued'

@@ -8,7 +8,16 @@ import pytest
 
 from engine_worker.broker import GatewayBroker, Held, OperatorBroker, UnknownRequest, WorkerBroker
 from engine_worker.protocol import GenerateRequest
-from tests.engine_worker.broker.driving import last, publish, put, tokens, usage_events
+from tests.engine_worker.broker.driving import (
+    backdate,
+    claim_one,
+    last,
+    name,
+    publish,
+    put,
+    tokens,
+    usage_events,
+)
 
 
 @pytest.fixture
@@ -92,3 +101,19 @@ async def test_only_the_dead_can_be_requeued(gateway, worker, operator, make, mo
         await operator.requeue(model, "nope")
     with pytest.raises(UnknownRequest):
         await operator.drop(model, "nope")
+
+
+async def test_one_that_an_operator_gives_another_life_waits_until_its_deadline(
+    gateway, worker, operator, make, model, redis_url
+):
+    await put(gateway, make("r1"), max_wait_ms=60_000, max_attempts=1)
+    claim = await claim_one(worker)
+    await worker.release([Held("r1", claim.epoch)], failed=True, code="engine_failed", message="m")
+    await backdate(redis_url, model, "r1", 61_000)
+    assert await operator.requeue(model, "r1")
+    assert await worker.expire() == (0, 0, 0)
+    again = await claim_one(worker)
+    assert name(again) == "r1"
+    await worker.release([Held("r1", again.epoch)], failed=False)
+    assert await worker.expire() == (0, 0, 0)
+    assert name(await claim_one(worker)) == "r1"

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from engine_worker.broker import Held, QueueFull
+from engine_worker.broker import Held, QueueFull, WorkerBroker
 from engine_worker.broker.full_queues import FullQueues
-from tests.engine_worker.broker.driving import backdate, claim_one, name, put
+from engine_worker.protocol import charged_prompt_tokens
+from tests.engine_worker.broker.driving import (
+    backdate,
+    claim_one,
+    end_backoffs,
+    lapse_leases,
+    name,
+    publish,
+    put,
+    tokens,
+    usage_events,
+)
 
 
 async def test_a_wait_that_can_not_be_promised_is_refused_at_once(gateway, worker, make, model, redis_url):
@@ -33,6 +45,7 @@ async def test_one_that_has_waited_as_long_as_was_promised_is_ended_before_it_co
     """What comes too late is worth nothing: else an overloaded engine works for nobody."""
     await put(gateway, make("begun"), max_wait_ms=60_000)
     begun = await claim_one(worker)
+    await publish(worker, begun, tokens(begun, 0, 7))
     await worker.release([Held(begun.request.request_id, begun.epoch)], failed=False)
     await put(gateway, make("late"), max_wait_ms=60_000)
     await put(gateway, make("fresh"), max_wait_ms=60_000)
@@ -43,12 +56,72 @@ async def test_one_that_has_waited_as_long_as_was_promised_is_ended_before_it_co
             await client.zincrby(f"weir:{{m:{model}}}:deadlines", -61_000, "late")
         await gateway.expire(model)
         assert (await gateway.request_state(model, "late")).state == "finished"
-    # A request that a worker has had goes on: what was made of it would be lost.
+    # One that has a token goes on: what was made of it would be lost.
     assert [name(claim) for claim in await worker.claim(3)] == ["begun", "fresh"]
     state = await gateway.request_state(model, "late")
     assert (state.state, state.attempts) == ("finished", 0)
     assert state.finish
     assert (state.finish.reason, state.finish.prompt_tokens) == ("deadline", 0)
+
+
+async def test_claimed_by_a_worker_that_dies_it_waits_no_longer_than_was_promised(
+    gateway, make, model, redis_url
+):
+    """Over all attempts: a client that was promised two seconds is not held until its deadline."""
+    request = make("r1")
+    async with gateway.live(request.reply_channel) as live:
+        await put(gateway, request, max_wait_ms=2_000)
+        dying = WorkerBroker(redis_url, model=model, worker_id="dying", lease_ms=50, timeout_s=5)
+        assert name(await claim_one(dying)) == "r1"
+        await dying.aclose()  # nothing renews its lease any more, and the gateway's sweep finds that
+        async with asyncio.timeout(60):
+            (chunk,) = await anext(live)
+    assert (chunk.finish.reason, chunk.finish.completion_tokens) == ("deadline", 0)
+    (event,) = await usage_events(redis_url, model)
+    assert (event.attempts, event.worker_id) == (1, "dying")
+    assert 2_000 <= event.finished_at_ms - event.created_at_ms < 30_000
+    assert charged_prompt_tokens(finish_reason="deadline", prompt_tokens=5, completion_tokens=0) == 0
+
+
+@pytest.mark.parametrize("lost_by", ["lapse", "release"])
+async def test_time_at_a_worker_that_was_there_is_not_waiting(
+    gateway, worker, make, model, redis_url, lost_by
+):
+    """A long prompt may take longer to compute than its tier lets it wait: an upgrade in the middle must not end it."""
+    prefix = f"weir:{{m:{model}}}:"
+    await put(gateway, make("r1"), max_wait_ms=60_000)
+    claim = await claim_one(worker)
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        await client.hincrby(prefix + "req:r1", "had", -100_000)  # 100 s at the worker, after 10 in the queue
+        await backdate(redis_url, model, "r1", 110_000)
+        await publish(worker, claim)
+        if lost_by == "release":
+            await worker.release([Held("r1", claim.epoch)], failed=False)
+            waited_ms = 10_000
+        else:
+            await client.zincrby(
+                prefix + "leases", -worker.lease_ms, "r1"
+            )  # silent since just now and a lease
+            await client.hincrby(prefix + "req:r1", "created", -worker.lease_ms)
+            await client.hincrby(prefix + "req:r1", "had", -worker.lease_ms)
+            assert await worker.expire() == (0, 1, 0)
+            await end_backoffs(redis_url, model)
+            waited_ms = 20_000
+        at_ms = 1000 * (await client.time())[0]
+        leaves_at_ms = await client.zscore(prefix + "deadlines", "r1")
+        assert abs(leaves_at_ms - at_ms - (60_000 - waited_ms)) < 5_000
+    assert name(await claim_one(worker)) == "r1"
+
+
+async def test_of_a_worker_lost_too_late_it_is_ended_at_once(gateway, worker, make, model, redis_url):
+    await put(gateway, make("r1"), max_wait_ms=60_000)
+    await claim_one(worker)
+    await backdate(redis_url, model, "r1", 61_000)
+    await lapse_leases(redis_url, model)
+    assert await worker.expire() == (0, 0, 1)
+    state = await gateway.request_state(model, "r1")
+    assert state.state == "finished"
+    assert state.finish.reason == "deadline"
 
 
 async def test_a_flood_of_refusals_asks_the_broker_now_and_then(gateway, worker, make, model, redis_url):
