@@ -54,6 +54,8 @@ class ModelCatalogue:
         self._broker = broker
         self._models: dict[str, ServedModel] = {}
         self._alive_at: dict[str, float] = {}
+        self._gone_at: dict[str, float] = {}
+        """Of models without a worker: when the first look found that."""
         self._unreadable: dict[str, ModelCard] = {}
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
@@ -111,12 +113,17 @@ class ModelCatalogue:
         if model is None and not is_expected:
             raise _not_found(asked)
         if model is None or not self._is_alive(name):
-            raise Overloaded(
-                f"No worker serves '{name}' at the moment. Try again shortly.",
-                code="model_unavailable",
-                retry_after_ms=5000,
-            )
+            raise _no_worker(name)
         return model
+
+    def refuse_without_worker(self, name: str) -> None:
+        """For who waits in the queue, every few seconds: raises Overloaded where the last looks, for
+        WORKER_ABSENCE_S, found no worker. What Redis did not answer is no look.
+        """
+        self._refresh_if_stale()
+        gone_at = self._gone_at.get(name)
+        if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
+            raise _no_worker(name)
 
     async def all(self, tenant_public_id: str = "") -> list[ServedModel]:
         """Those that this tenant ("": any) may use, aliases too, by name; without a worker for a while: left out."""
@@ -193,6 +200,7 @@ class ModelCatalogue:
             if worker.model in self._models:
                 self._alive_at[worker.model] = now
                 rungs.setdefault(worker.model, []).append(worker.rung)
+        self._gone_at = {name: self._gone_at.get(name, now) for name in self._models.keys() - rungs.keys()}
         for name, model in self._models.items():
             model.rung = Rung(min(rungs.get(name, [Rung.NONE]), default=Rung.NONE))
         self._refreshed_at = now
@@ -220,6 +228,14 @@ def refuse_other_kind(model: ServedModel, kind: str) -> None:
             else f"'{name}' is no embedding model: it generates text.",
             param="model",
         )
+
+
+def _no_worker(name: str) -> Overloaded:
+    return Overloaded(
+        f"No worker serves '{name}' at the moment. Try again shortly.",
+        code="model_unavailable",
+        retry_after_ms=5000,
+    )
 
 
 def _not_found(name: str) -> NotFound:

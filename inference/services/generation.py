@@ -41,6 +41,8 @@ WAITED_IN_VAIN: Final = "waited_in_vain"
 """The code of the error of who was ended in the queue."""
 _END_WAIT_S: Final = 15.0
 """So long is a cancelled generation's last chunk waited for, to settle at once; the ledger settles it anyway."""
+_LOOK_S: Final = 5.0
+"""So often who waits for a worker looks whether there is one."""
 _OVERDUE_S: Final = 10.0
 """So long after its deadline a generation that nobody ends is given up."""
 
@@ -60,6 +62,8 @@ class Ticket:
     price: Price | None = None
     take_again: Callable[[], Awaitable[object]] | None = None
     """Reserves what it holds once more, where Redis has forgotten it."""
+    waits_for_worker: bool = False
+    """However long that takes. Others are told when their model has had none for a while."""
     budget_tokens: int | None = None
     """Where a hard budget had room for fewer output tokens than were asked for: so many."""
 
@@ -124,7 +128,7 @@ class Generation:
         Raises ApiError when the rest will not come, or the end is not a good one.
         """
         try:
-            chunk = await self._stream.next(timeout_s)
+            chunk = await self._heard(timeout_s)
         except StreamLost as error:
             log.warning("stream_lost", request_id=self.ticket.request_id, reason=str(error))
             raise GenerationFailed(
@@ -135,6 +139,16 @@ class Generation:
                 raise DeadlineExceeded("The generation did not end by its deadline.")
             return None
         return self._seen(chunk)
+
+    async def _heard(self, timeout_s: float) -> Chunk | None:
+        """As the stream's. Before the first token it looks now and then whether there is a worker to wait for."""
+        while self._stream.next_seq == 0 and timeout_s > 0 and not self.ticket.waits_for_worker:
+            chunk = await self._stream.next(min(timeout_s, _LOOK_S))
+            if chunk is not None:
+                return chunk
+            self._runtime.models.refuse_without_worker(self.ticket.model)
+            timeout_s -= _LOOK_S
+        return await self._stream.next(max(0.0, timeout_s))
 
     def take_ready(self) -> Chunk | None:
         """The next chunk if it is here already: what came together can be told together."""

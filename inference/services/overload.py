@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from django.conf import settings
+
 from engine_worker.broker import QueueFull
 from engine_worker.protocol import Rung
 from inference.errors import ApiError, Overloaded, RateLimited
@@ -35,6 +37,11 @@ def refuse_early(runtime: Runtime, principal: Principal, model: ServedModel) -> 
 
 def longest_wait_ms(tier: TierSpec) -> int:
     return (tier.max_wait_s or tier.deadline_s) * 1000
+
+
+def waits_for_worker(tier: TierSpec, endpoint: str) -> bool:
+    """Batches, and who asked to go in their tier, have time: they outlast a night without workers."""
+    return endpoint == "batches" or tier.name == settings.BATCH_TIER
 
 
 def queue_refusal(error: QueueFull) -> ApiError:

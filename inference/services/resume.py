@@ -55,6 +55,7 @@ async def resume(
             tenant_id=principal.tenant_public_id,
             reservation_id="",
             lifetime_s=principal.tier.deadline_s,
+            waits_for_worker=True,  # who reads on does not end what others may wait for
         ),
         stream=stream,
     )

@@ -20,7 +20,7 @@ from inference.models_served import refuse_other_kind
 from inference.runtime import Runtime
 from inference.services.decision import Told, as_text, told
 from inference.services.generation import Generation, Ticket
-from inference.services.overload import longest_wait_ms, queue_refusal, refuse_early
+from inference.services.overload import longest_wait_ms, queue_refusal, refuse_early, waits_for_worker
 from inference.services.refusal import refusal
 from inference.services.submission import Submission, cache_salt
 from inference.services.turn import in_turn
@@ -156,6 +156,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             lifetime_s=tier.deadline_s,
             price=price,
             take_again=partial(take, granted, runs_already=True),
+            waits_for_worker=waits_for_worker(tier, asked.endpoint),
             budget_tokens=granted if granted < max_tokens else None,
         ),
         stream=stream,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,17 @@ from structlog.testing import capture_logs
 
 from engine_worker.broker import GatewayBroker, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
+from inference import models_served
+from inference.api.sse import events_of
 from inference.errors import InvalidRequest, NotFound, Overloaded, RateLimited
 from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
+from inference.services import generation as generation_module
+from inference.services.collect import collect
 from inference.services.refusal import duration
+from inference.services.resume import resume
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
 from tenants.principal import LimitMetric, Principal
@@ -253,6 +258,65 @@ async def test_an_engine_beyond_its_means_sheds_low_tiers_first(runtime, model, 
         assert seen == [Rung.NO_SPECULATION, Rung.SHORTER_ANSWERS, Rung.REFUSING, Rung.NONE]
     finally:
         await worker.aclose()
+
+
+async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal, monkeypatch, settings):
+    """It was unloaded, say, or its machine is lost: as who comes later, they are not held until their deadline.
+
+    Whole answers and streams; but batches wait, and so does who is read on.
+    """
+    monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 3.0)
+    monkeypatch.setattr(models_served, "_REFRESH_S", 0.1)
+    monkeypatch.setattr(generation_module, "_LOOK_S", 0.2)
+    name, prompt = model.card.model, 3
+    patient = replace(principal, tier=replace(principal.tier, max_queued_per_tenant=100))
+    late = replace(patient, tier=replace(patient.tier, name=settings.BATCH_TIER))
+    worker = WorkerBroker(settings.REDIS_URL, model=name, worker_id="w", timeout_s=5)
+    before = await left(runtime, patient)
+    try:
+        await worker.register(model.card, byte_tokenizer().to_str().encode())
+        await worker.heartbeat(status(name, Rung.NONE), tokenizer_sha256="x")
+        await runtime.models.get(name)
+        whole, streamed, short = [await submit(runtime, patient, ask(model)) for _ in range(3)]
+        batches = (
+            await submit(runtime, late, ask(model)),
+            await submit(runtime, patient, ask(model, endpoint="batches")),
+        )
+        again = await resume(runtime, patient, batches[0].ticket.request_id)
+        # While there is a worker nobody is told that there is none, however long it has no room.
+        assert await whole.next(4.0) is None
+        await worker.farewell()
+        events = events_of([streamed], render=lambda index, chunk: (), close=tuple)
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(collect([whole]), anext(events), return_exceptions=True)
+            while not isinstance(refused := await outcome_of(short.next(0.1)), Overloaded):
+                assert refused is None
+        for error in (*answers, refused):
+            assert isinstance(error, Overloaded), error
+            assert (error.code, error.retry_after_ms) == ("model_unavailable", 5000)
+        short.leave()
+        for waiting in (*batches, again):
+            assert await waiting.next(1.0) is None
+        await settled(runtime)
+        slots = len(batches)
+        assert await left(runtime, patient) == [
+            before[0] - 5,
+            before[1] - slots * (prompt + 7),
+            before[2] - slots,
+        ]
+        claims = await worker.claim(9)  # one comes back: only those who still wait are served
+        assert {claim.request.request_id for claim in claims} == {each.ticket.request_id for each in batches}
+        for waiting in batches:
+            waiting.leave()
+    finally:
+        await worker.aclose()
+
+
+async def outcome_of(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except Overloaded as error:
+        return error
 
 
 async def test_one_model_that_cannot_be_read_leaves_the_others_served(runtime, model):
