@@ -26,7 +26,7 @@ import psutil
 import psycopg
 import redis
 
-from weir import places
+from weir import places, socket_dirs
 from weir.process import Command
 
 _SYSTEM_DIR: Final = Path("/var/lib/weir")
@@ -69,7 +69,7 @@ def prepare_postgres(var_dir: Path, *, durable: bool = True) -> Server:
         installation = _copy_out(installation)
     home = _postgres_home(var_dir, user)
     data = home / "data"
-    _private_dir(places.socket_dir(var_dir), traversable=user is not None)
+    _hold_sockets(var_dir)
     sockets = places.postgres_socket_dir(var_dir)
     for directory in (home, sockets):
         _private_dir(directory, user)
@@ -90,7 +90,7 @@ def prepare_postgres(var_dir: Path, *, durable: bool = True) -> Server:
 def prepare_valkey(var_dir: Path, *, durable: bool = True) -> Server:
     """Makes `var/valkey` and says how to run Valkey on it."""
     directory = var_dir.resolve() / "valkey"
-    _private_dir(places.socket_dir(var_dir), traversable=_unprivileged() is not None)
+    _hold_sockets(var_dir)
     _private_dir(directory)
     _stop_leftover(directory / "valkey.pid", "valkey-server", directory)
     socket = places.valkey_socket(var_dir)
@@ -208,6 +208,11 @@ def _postgres_home(var_dir: Path, user: tuple[int, int] | None) -> Path:
     _SYSTEM_DIR.chmod(0o755)
     home.symlink_to(elsewhere)  # found again from here, also when the tree is moved
     return elsewhere
+
+
+def _hold_sockets(var_dir: Path) -> None:
+    directory = places.socket_dir(var_dir)
+    socket_dirs.hold(directory, lambda: _private_dir(directory, traversable=_unprivileged() is not None))
 
 
 def _private_dir(path: Path, user: tuple[int, int] | None = None, *, traversable: bool = False) -> None:

@@ -92,6 +92,12 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not alive
 
 
+def is_littered(var_dir: Path) -> bool:
+    """Whether something is left under /tmp."""
+    sockets = places.socket_dir(var_dir)
+    return places.is_temporary(sockets) and sockets.exists()
+
+
 @pytest.mark.timeout(700)
 def test_from_nothing_to_an_answer_and_back_to_nothing(var_dir: Path):
     port = free_port()
@@ -133,6 +139,7 @@ def test_from_nothing_to_an_answer_and_back_to_nothing(var_dir: Path):
         code = first.stop()
     assert code == 0, first.output()
     assert gone(family)
+    assert not is_littered(var_dir)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
@@ -198,6 +205,7 @@ def test_a_missing_model_is_said_and_leaves_nothing(var_dir: Path):
     assert "there is no model at /no/such/model" in start.output()
     assert "Traceback" not in start.output()
     assert not list(places.postgres_socket_dir(var_dir).glob(".s.PGSQL.*"))
+    assert not is_littered(var_dir)
 
 
 def test_stopped_while_starting_it_leaves_nothing(var_dir: Path):
@@ -209,6 +217,7 @@ def test_stopped_while_starting_it_leaves_nothing(var_dir: Path):
     family = start.family()
     assert start.stop(signal.SIGINT) == 0, start.output()
     assert gone(family)
+    assert not is_littered(var_dir)
     assert "Traceback" not in start.output()
 
 
