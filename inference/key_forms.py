@@ -26,8 +26,9 @@ SCOPES: Final = {
     Scope.INFERENCE: "Run models",
     Scope.USAGE_READ: "Read usage and cost",
     Scope.KEYS_WRITE: "Issue and revoke keys",
+    Scope.ADMIN: "All of these, manage projects, the limits of keys and webhooks, and read the audit log",
 }
-"""What a key of the console may do; one for everything is the operator's to make."""
+"""What a key may do, as its makers read it. Who may make keys may do all of that themselves (tenants/rights.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from django.test import Client
 from django.urls import reverse
 
 from tenants.models import ApiKey, AuditEntry, Role
+from tenants.principal import Scope
+from tenants.principal_selectors import find_stored_key
+from tenants.rights import RIGHTS, SCOPES_BY_ROLE, Right
 from tenants.services import KeyLimit, add_member, create_project, key_limits
 from tests.factories import TEST, Cast, make_key, make_tier, make_user, signed_in
 
@@ -195,6 +198,26 @@ def test_a_key_is_bound_and_limited_when_it_is_made_and_again_later(cast: Cast):
     assert changes.get().before["name"] == "bot"
     owner.post(url, {"name": "robot", "tokens_per_minute": "900", "requests_per_minute": "40"})
     assert changes.count() == 1
+
+
+@pytest.mark.parametrize("role", Role)
+def test_who_manages_keys_may_make_one_for_everything_and_nobody_else(cast: Cast, role: Role):
+    """It can do what they can, and no more: nobody makes a key that is better than they are."""
+    client = member_with(cast, role)
+    answer = client.post(keys_url(cast), {"name": "deploy", "lifetime": "30", "scopes": ["admin"]})
+    if Right.MANAGE_KEYS not in RIGHTS[role]:
+        assert answer.status_code == 403
+        assert not ApiKey.objects.filter(tenant=cast.tenant).exists()
+        return
+    key = ApiKey.objects.get(tenant=cast.tenant)
+    assert key.scopes == ["admin"]
+    stored = find_stored_key(key.lookup_id)
+    assert stored
+    assert stored.principal.scopes == frozenset(Scope) == SCOPES_BY_ROLE[role]
+    issued = AuditEntry.objects.get(tenant=cast.tenant, action="key.issued")
+    assert issued.after["scopes"] == ["admin"]
+    page = client.get(reverse("key", args=[cast.tenant.public_id, key.public_id])).content.decode()
+    assert "read the audit log" in page
 
 
 @pytest.mark.parametrize(
