@@ -73,7 +73,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     name = source.flags["model_name"] or (before if equals else given.get("model_name")) or Path(spec).name
     redis_url = _redis_url(environ)
     if not redis_url:
-        parser.error("which Redis? set REDIS_URL, or REDIS_URL_FILE")
+        parser.error("which Redis? set REDIS_URL, or REDIS_URL_FILE; beside `make run`: `manage.py engine`")
     engine = {name: given[name] for name in engine_names if name in given}
     worker = {name: given[name] for name in _WORKER_FLAGS if name in given}
     return Arguments(
