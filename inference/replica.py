@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Final, ParamSpec, TypeVar
 
 import structlog
@@ -31,6 +32,10 @@ LAG = Gauge(
     "weir_replica_lag_seconds", "How far the replica of reports was behind when it was last looked at."
 )
 _LOOK_EVERY_S: Final = 1.0
+_PATIENCE_S: Final = 0.5
+"""So long a report waits to hear how far behind the replica is; then it asks the primary."""
+_AWAY_S: Final = 5.0
+"""So long nobody asks a replica that did not answer."""
 SECONDS_BEHIND: Final = """
 SELECT CASE
     WHEN NOT pg_is_in_recovery() THEN 0
@@ -45,19 +50,54 @@ _Result = TypeVar("_Result")
 
 
 class _Lag:
-    """Looked at once a second at most, by whichever thread comes first then."""
+    """Looked at once a second at most, by a thread of its own: no report waits for a replica longer than a moment."""
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._look: Future[bool] = Future()
+        self._look.set_result(True)
         self._looked_at = float("-inf")
+        self._is_away = False
         self._is_small = True
 
     def is_small(self) -> bool:
-        """Raises OperationalError, InterfaceError where the replica is away."""
+        """Raises OperationalError, InterfaceError where the replica is away, or does not answer within _PATIENCE_S."""
         with self._lock:
-            if time.monotonic() - self._looked_at < _LOOK_EVERY_S:
-                return self._is_small
-            self._looked_at = time.monotonic()
+            age_s = time.monotonic() - self._looked_at
+            if self._look.done() and age_s > (_AWAY_S if self._is_away else _LOOK_EVERY_S):
+                self._look, self._looked_at, age_s = Future(), time.monotonic(), 0.0
+                Thread(target=self._run, args=[self._look], name="replica-lag", daemon=True).start()
+            look, patience_s = self._look, 0.0 if self._is_away else max(0.0, _PATIENCE_S - age_s)
+        try:
+            return look.result(timeout=patience_s)
+        except TimeoutError as error:
+            with self._lock:
+                self._is_away = self._is_away or (look is self._look and not look.done())
+            raise OperationalError("the replica does not answer") from error
+
+    def note_away(self, error: Exception) -> None:
+        """A report found it so: the next ones need not."""
+        with self._lock:
+            self._is_away = True
+            if self._look.done():
+                self._look, self._looked_at = Future(), time.monotonic()
+                self._look.set_exception(error)
+
+    def _run(self, look: Future[bool]) -> None:
+        try:
+            is_small = self._ask()
+        except Exception as error:
+            with self._lock:
+                self._is_away = True
+                look.set_exception(error)
+        else:
+            with self._lock:
+                self._is_away = False
+                look.set_result(is_small)
+        finally:
+            connections[REPLICA].close()  # this thread's
+
+    def _ask(self) -> bool:
         with connections[REPLICA].cursor() as cursor:
             cursor.execute(SECONDS_BEHIND)
             (lag,) = cursor.fetchone()
@@ -83,7 +123,11 @@ def on_replica(read: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs)
     token = _reads_replica.set(True)
     try:
         if _lag.is_small():
-            result = read(*args, **kwargs)
+            try:
+                result = read(*args, **kwargs)
+            except (OperationalError, InterfaceError) as error:
+                _lag.note_away(error)
+                raise
             READS.labels(REPLICA).inc()
             return result
     except (OperationalError, InterfaceError) as error:

@@ -198,7 +198,16 @@ _replica_url = env.secret("WEIR_REPLICA_URL")
 REPLICA_MAX_LAG_S = env.number("WEIR_REPLICA_MAX_LAG_S", 60, least=1, most=86_400)
 """Further behind than this it is not asked: the primary is."""
 if _replica_url:
-    DATABASES["replica"] = {**_database("WEIR_REPLICA_URL", _replica_url), "TEST": {"MIRROR": "default"}}
+    _replica = _database("WEIR_REPLICA_URL", _replica_url)
+    # There is another place to read: who came before it was known to be away gives up soon.
+    _replica["OPTIONS"] |= {
+        "pool": {**_pool, "timeout": 2.0},
+        "tcp_user_timeout": 10_000,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+    }
+    DATABASES["replica"] = {**_replica, "TEST": {"MIRROR": "default"}}
     DATABASE_ROUTERS = ["inference.replica.ReplicaRouter"]
 
 ROW_SECURITY = env.flag("WEIR_ROW_SECURITY", False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,6 +75,32 @@ def test_reports_come_from_a_streaming_replica_while_it_keeps_up(tmp_path: Path)
             assert "replica: does not answer" in doctor(site)
             replica.start_again()
             until(lambda: asked() == (4, "replica"))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.timeout(300)
+def test_a_replica_that_answers_nobody_holds_no_report_up(tmp_path: Path):
+    """Its host takes connections and says nothing: sooner than a connection is given up all read the primary."""
+    key = make_key(make_tenant(), scopes=tuple(Scope)).secret
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        more = {
+            "WEIR_REPLICA_URL": f"postgres://weir@127.0.0.1:{silent.getsockname()[1]}/weir",
+            "WEIR_METRICS_TOKEN": "m",
+        }
+        with running_site(connection.settings_dict, tmp_path, more_env=more) as site:
+            count = count_requests(site.url, key)
+
+            def seconds(_: int) -> float:
+                began = time.monotonic()
+                assert count() == 0
+                return time.monotonic() - began
+
+            for _ in range(2):
+                with ThreadPoolExecutor(8) as threads:
+                    assert max(threads.map(seconds, range(8))) < 4.5
+            assert sources(site.url) == {"primary_away": 16}
 
 
 def doctor(site: Site) -> str:
