@@ -11,13 +11,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import structlog
 from asgiref.sync import async_to_sync, sync_to_async
 from django.conf import settings
-from django.db import connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.utils import timezone
 
 from inference.batch_lines import Line
@@ -57,15 +57,19 @@ def run_batches(*, budget_s: float = 60.0) -> None:
 
 @contextmanager
 def _only_runner() -> Iterator[bool]:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [_RUNNER_LOCK])
-        (is_only,) = cursor.fetchone() or (False,)
+    # A transaction's lock and not a session's, which would stay with whatever session a pooler had lent; and of a
+    # connection of its own, since what the lines write must not wait for its end.
+    holder = connection.copy()
     try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_RUNNER_LOCK])
+            (is_only,) = cursor.fetchone() or (False,)
         yield is_only
     finally:
-        if is_only:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [_RUNNER_LOCK])
+        with suppress(DatabaseError, InterfaceError):
+            holder.rollback()
+        holder.close()
 
 
 async def _run(until: float) -> None:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import httpx
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
 from django.test import Client
 
 from tenants.models import Role, Tenant, Tier, User
@@ -78,6 +82,18 @@ def signed_in(user: User) -> Client:
     client = Client()
     client.force_login(user)
     return client
+
+
+def browser_of(url: str, user: User) -> httpx.Client:
+    """The same at a server: with a session as the login page makes one."""
+    session = SessionStore()
+    session[SESSION_KEY] = str(user.pk)
+    session[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[0]
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.save()
+    return httpx.Client(
+        base_url=url, cookies={settings.SESSION_COOKIE_NAME: session.session_key or ""}, timeout=60
+    )
 
 
 def a_limit(

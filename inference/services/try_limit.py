@@ -16,10 +16,12 @@ from typing import Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from django.db import transaction
 from django.utils import timezone
 
 from inference.models import UsageRecord
 from inference.services.decision import from_text
+from tenants.large_reads import some_at_a_time
 from tenants.models import Tenant
 from tenants.principal import LimitMetric, LimitSpec
 from tenants.quotas.periods import period_at
@@ -99,8 +101,10 @@ def try_limit(
     if rows[_ROWS_MAX:].exists():
         raise TooMuchTraffic(f"more than {_ROWS_MAX:,} requests")
     # Row by row: so many with their decisions would be a gigabyte.
-    found = rows.order_by("created_at", "id").only(*_COLUMNS).iterator(chunk_size=2000)
-    return play(limit, [_asked(row, limit.metric) for row in found], tenant.timezone)
+    with transaction.atomic(using=rows.db):
+        found = some_at_a_time(rows.order_by("created_at", "id").only(*_COLUMNS))
+        asked = [_asked(row, limit.metric) for row in found]
+    return play(limit, asked, tenant.timezone)
 
 
 def play(limit: LimitSpec, requests: Sequence[Asked], zone: str = "UTC") -> Tried:

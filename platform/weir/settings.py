@@ -188,6 +188,7 @@ def _database(name: str, url: str) -> dict[str, Any]:
     return {
         **parsed,
         "CONN_MAX_AGE": 0,  # the pool keeps connections; a persistent one would never go back to it
+        "DISABLE_SERVER_SIDE_CURSORS": True,  # for poolers: see tenants/large_reads.py
         "OPTIONS": {**parsed.get("OPTIONS", {}), "connect_timeout": 5, "pool": _pool},
     }
 

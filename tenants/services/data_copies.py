@@ -18,6 +18,7 @@ from django.db import connection, models, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
+from tenants.large_reads import some_at_a_time
 from tenants.models import DataCopy, DataCopyFile, DataCopyState, Tenant
 from tenants.scope import TenantScopedManager
 from tenants.services.audit import Actor, record_audit
@@ -153,4 +154,4 @@ def _rows(model: type[models.Model], tenant: Tenant) -> Any:
         if not isinstance(field, models.BinaryField) and not any(word in field.name for word in _SECRET)
     ]
     manager = cast(TenantScopedManager[Any], model.objects)  # type: ignore[attr-defined]
-    return manager.for_tenant(tenant).order_by("pk").values(*names).iterator(chunk_size=1000)
+    return some_at_a_time(manager.for_tenant(tenant).order_by("pk").values(*names), chunk_size=1000)

@@ -6,27 +6,26 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
 from django.apps import apps
-from django.conf import settings
-from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-from django.contrib.sessions.backends.db import SessionStore
 from django.db import connection, transaction
 from psycopg import sql
 
 from inference.models import UsageRecord
 from inference.services.ledger import record_usage
 from inference.services.partitions import make_partitions_ahead
-from tenants.models import ApiKey, Tenant, User
+from tenants.models import ApiKey, Tenant
 from tenants.principal import Scope
 from tenants.row_security import EVERYBODY, VARIABLE, bound_to, install, make_policies, policies, uninstall
 from tests.e2e.site import MODEL, ROOT, Site, running_site
-from tests.factories import make_key, make_operator, make_tenant, make_user
+from tests.factories import browser_of, make_key, make_operator, make_tenant, make_user
 from tests.inference.ledger_driving import an_event
+from tests.pooler import PGBOUNCER, pooler
 from weir import embedded
 from weir.doctor import servers
 
@@ -170,14 +169,21 @@ def test_a_query_that_forgot_its_tenant_finds_nothing_of_others(roles: None, set
         connection.close()
 
 
-@pytest.fixture
-def site(roles: None, transactional_db: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway that connects as the role."""
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(params=["straight", "pooled"])
+def site(
+    roles: None, transactional_db: None, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Iterator[Site]:
+    """A gateway that connects as the role: to PostgreSQL, or to a pooler in session mode."""
+    database = {**connection.settings_dict, "USER": "weir_gateway", "PASSWORD": "secret"}
+    with ExitStack() as stack:
+        if request.param == "pooled":
+            if PGBOUNCER is None:
+                pytest.skip("needs pgbouncer")
+            home = tmp_path_factory.mktemp("pooler")
+            database = stack.enter_context(pooler(database, home, mode="session"))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("WEIR_ROW_SECURITY", "true")
-        database = {**connection.settings_dict, "USER": "weir_gateway", "PASSWORD": "secret"}
-        with running_site(database, tmp_path_factory.mktemp("row-security")) as site:
-            yield site
+        yield stack.enter_context(running_site(database, tmp_path_factory.mktemp("row-security")))
 
 
 def test_a_gateway_as_that_role_does_its_work(site: Site):
@@ -205,23 +211,11 @@ def test_a_gateway_as_that_role_does_its_work(site: Site):
         assert client.get("/v1/keys").status_code == 200
         assert client.post("/v1/keys", json={"name": "second", "scopes": ["inference"]}).status_code < 300
 
-    def signed_in(email: str) -> httpx.Client:
-        """With a session as the login page makes one."""
-        user = User.objects.get(email=email)
-        session = SessionStore()
-        session[SESSION_KEY] = str(user.pk)
-        session[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[0]
-        session[HASH_SESSION_KEY] = user.get_session_auth_hash()
-        session.save()
-        return httpx.Client(
-            base_url=site.url, cookies={settings.SESSION_COOKIE_NAME: session.session_key or ""}, timeout=60
-        )
-
-    with signed_in(owner.email) as browser:
+    with browser_of(site.url, owner) as browser:
         for page in ("", "usage/", "keys/"):
             address = f"/t/{tenant.public_id}/{page}"
             assert browser.get(address, follow_redirects=True).status_code == 200, address
-    with signed_in(operator.email) as browser:
+    with browser_of(site.url, operator) as browser:
         for page in ("/admin/tenants/tenant/", "/admin/inference/usagerecord/", "/operator/live"):
             answer = browser.get(page)
             assert answer.status_code in (200, 302), page

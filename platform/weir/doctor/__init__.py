@@ -17,6 +17,7 @@ def examine() -> Iterator[Finding]:
     if database_answers:
         if (yield from reporting(servers.migrations)):
             yield from machine.pepper()
+        yield from servers.pooler()
         yield from servers.replica()
         yield from servers.row_security()
         yield from servers.database_clock()

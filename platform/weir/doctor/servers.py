@@ -25,6 +25,8 @@ CLOCK_S: Final = 2.0
 """Clocks that are further apart than this make times in the ledger wrong, and codes of second factors fail."""
 SET_THE_CLOCK: Final = "Let every machine keep its clock by NTP (chrony, systemd-timesyncd)."
 
+_BACKEND: Final = "SELECT pg_backend_pid()"
+_STATEMENTS: Final = 20
 _DATABASE_CURES: Final = (
     ("password authentication failed", "Correct the user or the password in DATABASE_URL."),
     ("no password supplied", "Give the password in DATABASE_URL (postgres://USER:PASSWORD@HOST/NAME)."),
@@ -108,6 +110,25 @@ def migrations() -> Iterator[Finding]:
         yield Finding("error", "database", f"not migrated: {names}{more}", "python manage.py migrate")
     else:
         yield Finding("ok", "database", "migrated")
+
+
+def pooler() -> Iterator[Finding]:
+    """One that lends sessions by the transaction shows when a second connection is given the first one's."""
+    with psycopg.connect(**connection.get_connection_params(), autocommit=True) as first:
+        first_pid = first.execute(_BACKEND).fetchone()
+        with psycopg.connect(**connection.get_connection_params(), autocommit=True) as second:
+            pids = {second.execute(_BACKEND).fetchone() for _ in range(_STATEMENTS)}
+    if first_pid not in pids and len(pids) == 1:
+        return
+    if settings.ROW_SECURITY:
+        yield Finding(
+            "error",
+            "database",
+            "WEIR_ROW_SECURITY is on behind a pooler in transaction mode: a session's tenant becomes another's",
+            "Let the pooler lend sessions (pool_mode = session), or set WEIR_ROW_SECURITY=false.",
+        )
+    else:
+        yield Finding("ok", "database", "a pooler in transaction mode stands between")
 
 
 def row_security() -> Iterator[Finding]:
