@@ -14,11 +14,11 @@ from websockets.sync.client import ClientConnection, connect
 
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
-from tenants.models import User
+from tenants.models import Role, User
 from tenants.principal import LimitMetric
-from tenants.services import set_model_price
+from tenants.services import add_member, set_model_price, suspend_tenant
 from tests.e2e.site import MODEL, Site, wait_until
-from tests.factories import TEST, Cast, make_cast, make_tier, set_limit
+from tests.factories import TEST, Cast, make_cast, make_tier, make_user, set_limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -159,6 +159,31 @@ def test_another_tenants_generation_is_not_there(site, cast):
             say(other, **start("y"), tenant=str(cast.tenant.public_id))
             assert hear(other)["error"]["code"] == "not_a_member"
         hear_until(connection, "g1", "done", "error")
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.BILLING])
+def test_who_may_only_look_generates_nothing_and_reads_no_answer_on(site, cast, role):
+    looker = make_user()
+    add_member(actor=TEST, tenant=cast.tenant, user=looker, role=role)
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1"))
+        begun, *_ = hear_until(connection, "g1", "done", "error")
+    resume = {"type": "resume", "id": "g2", "model": MODEL, "request_id": begun["request_id"], "from_seq": 0}
+    with socket(site, looker) as connection:
+        for frame in (start("g1"), resume):
+            say(connection, **frame)
+            (answer,) = hear_until(connection, frame["id"], "done", "error", "started")
+            assert (answer["type"], answer["error"]["code"]) == ("error", "insufficient_permissions")
+    drain_usage_stream()
+    assert UsageRecord.objects.filter(tenant=cast.tenant).count() == 1, "the member's own"
+
+
+def test_of_a_suspended_tenant_nobody_chats(site, cast):
+    suspend_tenant(actor=TEST, tenant=cast.tenant, reason="The invoice is open")
+    with socket(site, cast.owner) as connection:
+        say(connection, **start("g1"))
+        (answer,) = hear_until(connection, "g1", "done", "error", "started")
+    assert (answer["type"], answer["error"]["code"]) == ("error", "tenant_suspended")
 
 
 def test_a_refusal_says_which_limit_and_when(site, cast):
