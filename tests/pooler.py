@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,10 +59,21 @@ def pooler(
                 assert process.poll() is None, (home / "pgbouncer.log").read_text()
                 assert time.monotonic() < deadline, (home / "pgbouncer.log").read_text()
                 time.sleep(0.05)
+        if mode == "transaction":
+            _open_sessions(pooled)
         yield pooled
     finally:
         process.kill()
         process.wait(10)
+
+
+def _open_sessions(database: dict[str, Any]) -> None:
+    """All of them: it makes one when none is free, and in turn only goes what is there."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(database)) for _ in range(_SESSIONS)]
+        for statement in ("BEGIN", "COMMIT"):
+            for client in clients:
+                client.execute(statement)
 
 
 def connect(database: dict[str, Any]) -> psycopg.Connection[Any]:

@@ -202,7 +202,7 @@ if _replica_url:
     _replica = _database("WEIR_REPLICA_URL", _replica_url)
     # There is another place to read: who came before it was known to be away gives up soon.
     _replica["OPTIONS"] |= {
-        "pool": {**_pool, "timeout": 2.0},
+        "pool": {**_pool, "timeout": 2.0, "reconnect_timeout": 2.0},
         "tcp_user_timeout": 10_000,
         "keepalives_idle": 10,
         "keepalives_interval": 5,

@@ -17,7 +17,7 @@ from redis import asyncio as aioredis
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
-from engine_worker.broker import GatewayBroker, WorkerBroker, keys
+from engine_worker.broker import GatewayBroker, Held, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
 from inference import models_served
 from inference.api.sse import events_of
@@ -308,6 +308,11 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
         assert {claim.request.request_id for claim in claims} == {each.ticket.request_id for each in batches}
         for waiting in batches:
             waiting.leave()
+        held = [Held(claim.request.request_id, claim.epoch) for claim in claims]
+        async with asyncio.timeout(60):
+            while any(waiting.finish is None for waiting in batches):
+                await worker.release(held, failed=False)
+                await asyncio.sleep(0.01)
     finally:
         await worker.aclose()
 
