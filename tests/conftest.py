@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from django.db import connection
 
 from tenants.row_security import NOBODY_YET, bound_to
 from tests.factories import Cast, make_cast
+
+# How fast a machine makes examples says nothing of what they are for: a busy one failed tests by that.
+hypothesis.settings.register_profile(
+    "weir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("weir")
 
 
 @pytest.fixture(autouse=True)

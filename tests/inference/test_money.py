@@ -202,7 +202,11 @@ def usage(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     events=st.lists(st.tuples(usage(), st.integers(0, 60 * 24 * 70)), min_size=1, max_size=12),
     credits=st.lists(st.integers(-(10**15), 10**15).filter(bool), max_size=3),

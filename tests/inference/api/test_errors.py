@@ -273,7 +273,11 @@ FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(route=st.sampled_from([CHAT, "completions"]), change=st.dictionaries(FIELDS, JSON, max_size=3))
 def test_hostile_bodies_never_break_it(http, model, route, change):
     good = GOOD if route == CHAT else {"prompt": "hi", "max_tokens": 1}

@@ -177,7 +177,9 @@ def turned_clock(monkeypatch):
 
 @given(limits=limit_sets, sequence=st.lists(calls, max_size=25))
 @hypothesis_settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_the_scripts_do_what_the_model_does(turned_clock, limits, sequence):
     url = settings.REDIS_URL + ("&" if "?" in settings.REDIS_URL else "?") + "db=9"
