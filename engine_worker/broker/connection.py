@@ -7,8 +7,7 @@ so since 4.5.5, and a test here holds it to that): the late reply can't reach th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 import redis
@@ -159,13 +158,30 @@ def _sentinels(address: RedisAddress, timeout_s: float) -> Sentinel:
     return found
 
 
-@asynccontextmanager
-async def bounded(timeout_s: float) -> AsyncIterator[None]:
-    """Whatever goes wrong inside with Redis becomes BrokerUnavailable, after `timeout_s` at the latest."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as error:
-        raise BrokerUnavailable(f"Redis did not answer within {timeout_s:g} s") from error
-    except RedisError as error:
-        raise BrokerUnavailable(f"{type(error).__name__}: {error}") from error
+class Bounded:
+    """Whatever goes wrong inside with Redis becomes `unavailable`, after `timeout_s` at the latest."""
+
+    # Not a generator with a decorator: that costs each request as much again as the time-out itself.
+    def __init__(self, timeout_s: float, unavailable: type[Exception]) -> None:
+        self._timeout_s = timeout_s
+        self._unavailable = unavailable
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            error = late
+        if isinstance(error, TimeoutError):
+            raise self._unavailable(f"Redis did not answer within {self._timeout_s:g} s") from error
+        if isinstance(error, RedisError):
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def bounded(timeout_s: float) -> Bounded:
+    return Bounded(timeout_s, BrokerUnavailable)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from redis.exceptions import RedisError
-
-from engine_worker.broker.connection import connect, connect_for_scripts, disconnect, is_cluster
+from engine_worker.broker.connection import Bounded, connect, connect_for_scripts, disconnect, is_cluster
 from tenants.pricing import Price
 from tenants.principal import LimitMetric, LimitSpec, Principal
 from tenants.quotas import scripts
@@ -286,15 +283,8 @@ class QuotaStore:
             return await scripts.load(verb)(self._scripts, keys, args)
 
 
-@asynccontextmanager
-async def _bounded(timeout_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as error:
-        raise QuotaUnavailable(f"Redis did not answer within {timeout_s:g} s") from error
-    except RedisError as error:
-        raise QuotaUnavailable(f"{type(error).__name__}: {error}") from error
+def _bounded(timeout_s: float) -> Bounded:
+    return Bounded(timeout_s, QuotaUnavailable)
 
 
 def _states(limits: Sequence[LimitSpec], flat: Sequence[Any]) -> tuple[BucketState, ...]:
