@@ -24,6 +24,10 @@ _BUFFER_CHUNKS: Final = 512
 _TOLD_AT_ONCE: Final = 64
 """Chunks in one turn of the event loop: some milliseconds' work of their streams. A step of a large batch, or what
 came while the loop was busy, would be hundreds."""
+_FIRST_COUNTS: Final = 8
+"""With its first chunk a stream's answer begins: status, headers, what is made once."""
+_LAST_COUNTS: Final = 4
+"""After its last one it is settled."""
 _SILENCE_S: Final = 5.0
 """After so long without a chunk the log is asked: whatever went wrong, a stream never hangs on it."""
 _RETRY_S: Final = 0.5
@@ -103,8 +107,9 @@ class LiveStreams:
                     for chunk in batch:
                         for stream in self._streams.get(chunk.request_id, ()):
                             stream.put(chunk)
-                        told += 1
-                        if told % _TOLD_AT_ONCE == 0:
+                        told += _work_of(chunk)
+                        if told >= _TOLD_AT_ONCE:
+                            told = 0
                             await asyncio.sleep(0)  # those send what they have, before the others
         except BrokerUnavailable as error:
             if not ready.done():
@@ -249,6 +254,12 @@ class TokenStream:
         self._buffer.extendleft(reversed(chunks))
         if self._buffer and self._buffer[0].seq > self.next_seq:
             raise StreamLost(f"the token log has a hole at token {self.next_seq}")
+
+
+def _work_of(chunk: Chunk) -> int:
+    if chunk.queued_ms is not None:
+        return _FIRST_COUNTS
+    return 1 if chunk.finish is None else _LAST_COUNTS
 
 
 def _end(waiter: asyncio.Future[None]) -> None:
