@@ -20,7 +20,8 @@ from django.utils import timezone
 
 from engine_worker.broker import BrokerUnavailable
 from engine_worker.protocol import Finish, charged_prompt_tokens
-from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, Overloaded
+from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed
+from inference.outages import outage
 from inference.pace import Pace
 from inference.runtime import get_runtime
 from inference.schemas import chat_socket as frames
@@ -30,7 +31,7 @@ from inference.services.prepare import make_grammar, tokenise_chat
 from inference.services.resume import resume
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
-from tenants.auth import AuthError, AuthUnavailable, principal_for_member
+from tenants.auth import AuthError, principal_for_member
 from tenants.pricing import price_at
 from tenants.principal import Principal, Scope
 from tenants.principal_selectors import model_prices
@@ -84,11 +85,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 self._begin(frame)
         except ApiError as error:
             await self._error(_id_in(text_data), error)
-        except BrokerUnavailable:
-            await self._error(
-                _id_in(text_data),
-                Overloaded("The queue can't be reached at the moment.", code="queue_unavailable"),
-            )
+        except BrokerUnavailable as error:
+            await self._error(_id_in(text_data), _told(error))
 
     def _begin(self, frame: frames.Start | frames.Resume) -> None:
         if frame.id in self._tasks:
@@ -111,17 +109,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             await self._relay(frame.id, generation, pace)
         except ApiError as error:
             await self._error(frame.id, error)
-        except AuthUnavailable as error:
-            await self._error(frame.id, Overloaded(str(error), code=error.code))
-        except AuthError as error:
-            await self._error(frame.id, NotAllowed(str(error), code=error.code))
-        except BrokerUnavailable:
-            await self._error(
-                frame.id, Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
-            )
-        except Exception:
-            log.exception("chat_failed")
-            await self._error(frame.id, GenerationFailed("The server had an error.", code="internal_error"))
+        except Exception as error:
+            await self._error(frame.id, _told(error))
         finally:
             self._generations.pop(frame.id, None)
 
@@ -237,6 +226,15 @@ async def _cost_microusd(model: str, finish: Finish, began_at: datetime) -> int 
         cached_tokens=min(finish.cached_tokens, prompt_tokens),
         completion_tokens=finish.completion_tokens,
     )
+
+
+def _told(error: Exception) -> ApiError:
+    if (away := outage(error)) is not None:
+        return away
+    if isinstance(error, AuthError):
+        return NotAllowed(str(error), code=error.code)
+    log.error("chat_failed", exc_info=error)
+    return GenerationFailed("The server had an error.", code="internal_error")
 
 
 def _id_in(text: str | None) -> str | None:

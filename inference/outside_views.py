@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.csrf import csrf_failure as csrf_page
 
 from inference.api.error_shapes import render_error
-from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound
+from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded
+from inference.outages import outage
 
+_RETRY_AFTER_S: Final = 5
 _FOR_PROGRAMS: Final = re.compile(r"/+(?:v1|operator)(?:/|\Z)")
 
 
@@ -29,6 +33,9 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
+    """Django calls it while it handles what went wrong, and does not say what that was."""
+    if (away := outage(sys.exc_info()[1])) is not None:
+        return render_error(request, away) if _asks_as_program(request) else _come_back(request, away)
     if _asks_as_program(request):
         return render_error(
             request,
@@ -50,6 +57,15 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponseBase:
             ),
         )
     return csrf_page(request, reason)
+
+
+def _come_back(request: HttpRequest, away: Overloaded) -> HttpResponse:
+    """Without a request's context: that would ask the database who is there."""
+    again = request.get_full_path() if request.method in ("GET", "HEAD") else "/"
+    page = HttpResponse(render_to_string("503.html", {"words": away.message, "again": again}), status=503)
+    page.headers["Retry-After"] = str(away.retry_after_s or _RETRY_AFTER_S)
+    page.headers["Cache-Control"] = "no-store"
+    return page
 
 
 def no_such_url(request: HttpRequest) -> HttpResponse:

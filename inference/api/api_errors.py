@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import structlog
 from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
-from django.db import InterfaceError, OperationalError
 from django.http.request import UnreadablePostError
 
-from engine_worker.broker import BrokerUnavailable
 from inference.errors import (
     ApiError,
     Conflict,
     GenerationFailed,
     NotAllowed,
     NotFound,
-    Overloaded,
     TooLarge,
     Unauthenticated,
     UnsupportedMedia,
 )
-from tenants.auth import AuthError, AuthUnavailable
+from inference.outages import outage
+from tenants.auth import AuthError
 from tenants.conflicts import is_conflict
-from tenants.quotas.errors import QuotaUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -29,19 +26,11 @@ log = structlog.get_logger(__name__)
 def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, AuthUnavailable):
-        return Overloaded(str(error), code="auth_unavailable")
+    if (away := outage(error)) is not None:
+        return away
     if isinstance(error, AuthError):
         kind = NotAllowed if error.status == 403 else Unauthenticated
         return kind(str(error), code=error.code)
-    if isinstance(error, BrokerUnavailable):
-        return Overloaded(
-            "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"
-        )
-    if isinstance(error, QuotaUnavailable):
-        return Overloaded(
-            "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
-        )
     if is_conflict(error):
         return Conflict(
             "Something that this belongs to was changed at the same moment. Look again, then try again.",
@@ -51,11 +40,6 @@ def as_api_error(error: Exception) -> ApiError:
         # It was there a moment ago. Services say in words what is gone; this is for what they did not think of.
         log.warning("gone", what=type(error).__qualname__, exc_info=error)
         return NotFound("What this is about was deleted at the same moment.", code="not_found")
-    if isinstance(error, (OperationalError, InterfaceError)):
-        log.warning("database_unavailable", error=str(error))
-        return Overloaded(
-            "The database can't be reached at the moment. Try again shortly.", code="database_unavailable"
-        )
     if isinstance(error, RequestDataTooBig):
         return TooLarge("The body is too large.", code="request_too_large")
     if isinstance(error, UnreadablePostError):

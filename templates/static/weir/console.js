@@ -98,8 +98,10 @@ document.addEventListener("htmx:afterSettle", () => {
 document.addEventListener("htmx:beforeRequest", (event) => {
   if (document.hidden && event.target.matches("[data-polls]")) event.preventDefault();
 });
-// A failed fragment must not look like nothing happened: load the whole page, which shows the error.
+// A failed fragment must not look like nothing happened: load the whole page, which shows the error. What asks again
+// by itself does so in a moment: a page that somebody reads is not worth losing to an outage of a second.
 document.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status >= 502 && event.target.matches("[data-polls]")) return;
   announce("That did not work");
   location.reload();
 });
