@@ -157,10 +157,14 @@ def test_operators_can_be_held_to_a_second_factor(client, settings):
 
 def test_signing_out_everywhere_else(client):
     user = make_user()
+    client.defaults["HTTP_USER_AGENT"] = (
+        "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0.0.0 Safari/537.36"
+    )
     sign_in(client, user.email)
     other = Client(REMOTE_ADDR=next(_addresses), HTTP_USER_AGENT="<b>Other</b>")
     sign_in(other, user.email)
     page = client.get("/sessions/").content.decode()
+    assert ">Chrome 131 on Linux<" in page
     assert "&lt;b&gt;Other" in page
     assert "this one" in page
     client.post("/sessions/")
