@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from django.test import Client
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import URLPattern, URLResolver, get_resolver, is_valid_path
 
 from tests.factories import make_cast
 from tests.test_who_may_see_pages import PAGES
@@ -21,8 +21,8 @@ OPEN = {
     "/3rdparty/login/cancelled/": "the way in, given up",
     "/confirm-email/": "the way in, with a mail's link",
     "/confirm-email/x/": "the way in, with a mail's link",
-    "/docs": "how to use it",
-    "/docs/api": "how to use it",
+    "/docs/": "how to use it",
+    "/docs/api/": "how to use it",
     "/healthz": "for load balancers",
     "/inactive/": "the way in, for who may not",
     "/login/": "the way in",
@@ -34,6 +34,12 @@ OPEN = {
     "/sso/": "the way in",
 }
 """What answers anybody with a page, and what for. Whoever adds a route that does adds a row."""
+NO_SLASH = (
+    "/healthz", "/readyz", "/metrics",  # probes
+    "/operator/",  # for programs, as /v1 is
+    ".csv", ".pdf", ".json", ".md", "/batches/files/x",  # files
+)  # fmt: skip
+"""What programs ask for begins so, and what files are ends so: without a slash, which a page's address ends with."""
 _DUMMIES = {"uuid": str(uuid4()), "int": "1"}
 
 
@@ -91,3 +97,21 @@ def test_operators_pages_open_to_no_owner_of_a_tenant():
                 answer.headers.get("Location", "/login").lstrip("/").startswith(("login", "admin/login"))
             ), path
             assert cast.other_tenant.name.encode() not in answer.content, path
+
+
+def test_a_page_ends_with_a_slash_and_is_found_without():
+    """So that an address that somebody types or shortens leads there; one for programs is one alone."""
+    browser = Client(raise_request_exception=False)
+    browser.force_login(make_cast().operator)
+    for path in PATHS:
+        if path.startswith("/admin/x") or not is_valid_path(
+            path
+        ):  # whatever else is below it; a dummy that is no link
+            continue
+        if path.startswith(NO_SLASH[:4]) or path.endswith(NO_SLASH[4:]):
+            assert browser.get(f"{path}/").status_code in (404, 405), path
+            continue
+        assert path.endswith("/"), path
+        if path != "/":
+            answer = browser.get(path[:-1], {"next": "1"})
+            assert (answer.status_code, answer.headers.get("Location")) == (301, f"{path}?next=1"), path

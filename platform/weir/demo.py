@@ -63,7 +63,7 @@ def welcome(base_url: str, model_name: str, var_dir: Path, login: Login | str) -
 Weir is ready.
 {setup if login else ""}
   Console   {base_url}/
-  Docs      {base_url}/docs
+  Docs      {base_url}/docs/
 
 Ctrl-C stops it; what it stored stays in {var_dir}.
 """
@@ -72,8 +72,8 @@ Ctrl-C stops it; what it stored stays in {var_dir}.
 Weir is ready.
 
   Console   {base_url}/           sign in as {login.email}, the password is in {file}
-  Chat      {base_url}/chat
-  Docs      {base_url}/docs
+  Chat      {base_url}/chat/
+  Docs      {base_url}/docs/
   Admin     {base_url}/admin/
 
   . {shlex.quote(file)}

@@ -101,7 +101,7 @@ class Site:
 
     def wait_for_worker(self) -> None:
         def is_there() -> bool:
-            return MODEL in httpx.get(f"{self.url}/docs", timeout=10).text
+            return MODEL in httpx.get(f"{self.url}/docs/", timeout=10).text
 
         retry = Retry(NoBackoff(), 0)
         server = connect_sync(self.env["REDIS_URL"], connect_timeout_s=5, timeout_s=10, retry=retry)

@@ -83,10 +83,10 @@ def test_home_leads_to_the_tenant_looked_at_last(cast: Cast):
 
 
 def test_the_printed_chat_address_leads_to_the_chat(cast: Cast):
-    answer = signed_in(cast.owner).get("/chat")
+    answer = signed_in(cast.owner).get("/chat/")
     assert answer.headers["Location"] == reverse("chat", args=[cast.tenant.public_id])
-    assert Client().get("/chat").headers["Location"] == "/login/?next=/chat"
-    assert signed_in(make_user()).get("/chat").headers["Location"] == "/"
+    assert Client().get("/chat/").headers["Location"] == "/login/?next=/chat/"
+    assert signed_in(make_user()).get("/chat/").headers["Location"] == "/"
 
 
 def test_home_of_somebody_without_a_tenant_says_what_to_do(db: None):

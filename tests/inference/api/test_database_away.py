@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from inference.api.endpoint import _as_api_error
+from inference.api.api_errors import as_api_error
 
 
 @pytest.mark.django_db
@@ -21,6 +21,6 @@ def test_no_connection_is_a_503_to_come_back_after():
         away = DatabaseWrapper(settings, alias="away")
         with pytest.raises(OperationalError) as refused:
             away.ensure_connection()
-    error = _as_api_error(refused.value)
+    error = as_api_error(refused.value)
     assert (error.status, error.code) == (503, "database_unavailable")
     assert error.retry_after_ms

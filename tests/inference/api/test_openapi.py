@@ -80,7 +80,7 @@ def test_it_is_served_to_everybody(site):
 
 
 def test_the_reference_page_lists_every_operation(site):
-    page = httpx.get(f"{site.url}/docs/api", timeout=60)
+    page = httpx.get(f"{site.url}/docs/api/", timeout=60)
     assert page.status_code == 200
     for path, operations in DOCUMENT["paths"].items():
         for method, operation in operations.items():
