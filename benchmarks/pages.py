@@ -7,13 +7,15 @@ keys, five hundred members and a million requests of 90 days, three models, two 
 (the fourth power of a uniform number). The ledger is filled by one INSERT per 50,000 rows, through the same triggers as
 the product's: benchmarks/ledger.py measures the product's own way. Every page of tests/pages.py that a member or the
 operator sees is asked for once unmeasured, then five times; the time is the median, from the request as the handler
-gets it to the rendered answer, middleware included. The weight is the page's HTML with the scripts, styles and pictures
-that it names, uncompressed. The last line is JSON.
+gets it to the rendered answer, middleware included. The weight is what a browser that comes for the first time is sent:
+the page with the scripts, styles, fonts and pictures that it names, compressed where the gateway compresses them; and
+what that is unpacked. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import platform
@@ -29,6 +31,11 @@ from typing import Any
 DAYS = 90
 CHUNK = 50_000
 SEED = """SELECT setseed(0.42)"""
+_NAMED = {
+    ".js": re.compile(r'(?:from|import)\s*"(\.{1,2}/[^"]+)"'),
+    ".css": re.compile(r"""url\(["']?([^"')#:]+)["']?\)"""),
+}
+"""Files that a file names, by its kind."""
 FILL = """
 INSERT INTO inference_usagerecord (public_id, request_id, tenant_id, project_public_id, key_public_id, model, tier,
     endpoint, finish_reason, error_code, prompt_tokens, cached_tokens, completion_tokens, cost_microusd, day,
@@ -136,7 +143,9 @@ def bench(rows: int, keys: int, members: int) -> dict[str, object]:
     began = time.perf_counter()
     owner, operator, ids = fill(rows, keys, members)
     filled_s = time.perf_counter() - began
-    of_owner, of_operator = Client(headers={"host": "localhost"}), Client(headers={"host": "localhost"})
+    of_owner, of_operator = (
+        Client(headers={"host": "localhost", "accept-encoding": "gzip"}) for _ in range(2)
+    )
     of_owner.force_login(owner)
     of_operator.force_login(operator)
     asked = {
@@ -165,26 +174,28 @@ def bench(rows: int, keys: int, members: int) -> dict[str, object]:
     asked |= {
         path: (of_operator, path) for path in admin_lists() if "maintenance" not in path
     }  # leads to its form
-    table: dict[str, tuple[float, float]] = {}
+    table: dict[str, tuple[float, float, float]] = {}
     refused: list[str] = []
     for name, (client, path) in asked.items():
         answer = client.get(path)
         if answer.status_code != 200:
             refused.append(f"{name}: {answer.status_code}")
             continue
-        weight = _weight(answer.content.decode()) if "html" in answer.headers["Content-Type"] else 0
+        weights = _weight(answer) if "html" in answer.headers["Content-Type"] else (0, 0)
         times = []
         for _ in range(5):
             began = time.perf_counter()
             client.get(path)
             times.append((time.perf_counter() - began) * 1000)
-        table[name] = (round(statistics.median(times), 1), round(weight / 1000, 1))
-    for name, (ms, kb) in sorted(table.items(), key=lambda row: -row[1][0]):
-        print(f"{name:44} {ms:8.1f} ms {kb:8.1f} kB")
+        sent, unpacked = (round(weight / 1000, 1) for weight in weights)
+        table[name] = (round(statistics.median(times), 1), sent, unpacked)
+    print(f"{'':44} {'server':>11} {'sent':>11} {'unpacked':>11}")
+    for name, (ms, sent, unpacked) in sorted(table.items(), key=lambda row: -row[1][0]):
+        print(f"{name:44} {ms:8.1f} ms {sent:8.1f} kB {unpacked:8.1f} kB")
     if refused:
         raise SystemExit(f"not answered: {', '.join(refused)}")
     slowest = max(table, key=lambda name: table[name][0])
-    ours = [name for name in table if not name.startswith("/admin/") and not name.startswith("admin_")]
+    heaviest = max(table, key=lambda name: table[name][1])
     return {
         "rows": rows,
         "keys": keys,
@@ -192,30 +203,37 @@ def bench(rows: int, keys: int, members: int) -> dict[str, object]:
         "filled_s": round(filled_s),
         "slowest_ms": table[slowest][0],
         "slowest_page": slowest,
-        "heaviest_kb": max(table[name][1] for name in ours),
-        "heaviest_page": max(ours, key=lambda name: table[name][1]),
+        "heaviest_kb": table[heaviest][1],
+        "heaviest_page": heaviest,
     }
 
 
-def _weight(html: str) -> int:
-    """Bytes of the page and of our own files that it names, and those that they name."""
+def _weight(answer: Any) -> tuple[int, int]:
+    """Bytes of the page, of our own files that it names, and of those that they name: as sent, and unpacked."""
     from django.contrib.staticfiles import finders
+    from whitenoise.compress import Compressor
 
-    seen: dict[str, int] = {}
+    compressor = Compressor(use_brotli=False, quiet=True)
+    html = answer.content
+    sent = len(html)
+    if answer.headers.get("Content-Encoding") == "gzip":
+        html = gzip.decompress(html)
+    seen: dict[str, tuple[int, int]] = {}
 
     def add(path: str) -> None:
         file = finders.find(path)
         if not file or path in seen:
             return
         content = Path(file).read_bytes()
-        seen[path] = len(content)
-        if path.endswith(".js"):
-            for name in re.findall(r'(?:from|import)\s*"(\.{1,2}/[^"]+)"', content.decode(errors="replace")):
-                add(os.path.normpath(os.path.join(os.path.dirname(path), name)))
+        packed = len(gzip.compress(content)) if compressor.should_compress(path) else len(content)
+        seen[path] = (min(packed, len(content)), len(content))
+        named = _NAMED.get(Path(path).suffix)
+        for name in named.findall(content.decode(errors="replace")) if named else []:
+            add(os.path.normpath(os.path.join(os.path.dirname(path), name)))
 
-    for path in re.findall(r'(?:src|href)="/static/([^"#]+)', html):
+    for path in re.findall(r'(?:src|href)="/static/([^"#]+)', html.decode()):
         add(path)
-    return len(html.encode()) + sum(seen.values())
+    return sent + sum(row[0] for row in seen.values()), len(html) + sum(row[1] for row in seen.values())
 
 
 @contextmanager

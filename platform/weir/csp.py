@@ -19,7 +19,7 @@ STRICT = {
 }
 
 _ADMIN = {
-    "script-src": [SELF, UNSAFE_INLINE, UNSAFE_EVAL],  # Alpine.js evaluates attributes
+    "script-src": [SELF, UNSAFE_EVAL],  # Alpine.js evaluates attributes
     "style-src": [SELF, UNSAFE_INLINE],
     "img-src": [SELF, "data:"],
 }

@@ -92,7 +92,11 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "weir.logs.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "weir.static_files.StaticFilesMiddleware",
+    "weir.page_compression.PageCompressionMiddleware",
+    # Outside of all that may fail: the pages that say so have these headers too.
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "weir.csp.ContentSecurityPolicyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -101,8 +105,7 @@ MIDDLEWARE = [
     "allauth.account.middleware.AccountMiddleware",
     "tenants.account.StaffMfaMiddleware",
     "tenants.conflicts.ConflictMiddleware",
-    "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "weir.csp.ContentSecurityPolicyMiddleware",
+    "weir.viewers_zone.viewers_zone",
     *(["weir.row_security.operator_rows"] if env.flag("WEIR_ROW_SECURITY", False) else []),
 ]
 API_MIDDLEWARE = ["weir.logs.RequestIdMiddleware"]
@@ -139,6 +142,7 @@ UNFOLD = {
     "SIDEBAR": {"navigation": operator_menu()},
     "SITE_ICON": lambda request: static("weir/logo.svg"),
     "STYLES": [lambda request: static("weir/operator.css")],
+    "SCRIPTS": [lambda request: static("weir/zone.js"), lambda request: static("weir/operator.js")],
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("weir/logo.svg")}
     ],
@@ -155,9 +159,13 @@ USE_TZ = True
 FORMAT_MODULE_PATH = "weir.formats"
 TIME_ZONE = "UTC"
 STATIC_URL = "/static/"
-STATIC_ROOT = env.text("WEIR_STATIC_ROOT", "") or None
-"""Where collectstatic puts files, for a web server that serves them; unset, they come from the packages."""
-WHITENOISE_USE_FINDERS = STATIC_ROOT is None
+STATIC_ROOT = env.path("WEIR_STATIC_ROOT", VAR_DIR / "static")
+"""Where collectstatic puts files, compressed and named by their content; what is not there comes from the packages."""
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "weir.static_files.CollectedFiles"},
+}
+WHITENOISE_USE_FINDERS = True
 STATICFILES_DIRS = [BASE_DIR / "templates" / "static"]
 
 # --- state -----------------------------------------------------------------------------------------

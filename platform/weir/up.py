@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from django.core.management import call_command
+
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
 from weir import demo, embedded
 from weir.children import ChildrenFile
@@ -112,6 +114,7 @@ async def _run(plan: Plan) -> None:
 async def _start(plan: Plan, supervisor: Supervisor) -> str:
     """Starts everything, in the order of need, and returns what to tell when it answers."""
     model = asyncio.create_task(_ensure_model(plan), name="ensure-model")
+    files = asyncio.create_task(asyncio.to_thread(_collect_static_files), name="collect-static-files")
     try:
         await _start_servers(plan, supervisor)
         # Loading the model takes longest, and needs no database.
@@ -123,9 +126,10 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
             supervisor.start(_engine(plan, await model))
         finally:
             login = await asyncio.shield(preparing)  # a migration is not left half way
+        await files
     finally:
         model.cancel()
-        await asyncio.wait([model])
+        await asyncio.wait([model, files])
     supervisor.start(*_web_and_background(plan), outlives_last=True)
     broker = GatewayBroker(plan.redis_url)
     try:
@@ -181,6 +185,12 @@ async def _start_servers(plan: Plan, supervisor: Supervisor) -> None:
             return await asyncio.to_thread(server.is_ready)
 
         await supervisor.until(answers, what=server.command.name, timeout_s=_SERVERS_S)
+
+
+def _collect_static_files() -> None:
+    """So that browsers get them compressed, and keep them. Each time: they may be another version's."""
+    if "WEIR_STATIC_ROOT" not in os.environ:  # else somebody sees to that place
+        call_command("collectstatic", interactive=False, verbosity=0)
 
 
 async def _ensure_model(plan: Plan) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +73,13 @@ def _nothing_stays(_committed_database: None, django_db_blocker: Any) -> Iterato
 
 @pytest.fixture(scope="session")
 def site(_committed_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(connection.settings_dict, tmp_path_factory.mktemp("site")) as site:
+    scratch = tmp_path_factory.mktemp("site")
+    collected = {"WEIR_STATIC_ROOT": str(scratch / "static")}  # as `weir up` and the image have it
+    subprocess.run(
+        [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity=0"],
+        cwd=ROOT, env=os.environ | collected, check=True, timeout=300,
+    )  # fmt: skip
+    with running_site(connection.settings_dict, scratch, more_env=collected) as site:
         yield site
 
 

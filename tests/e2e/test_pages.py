@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import unfold
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, WebSocketRoute, expect
 
@@ -16,6 +18,7 @@ from tests.e2e.site import MODEL, Site
 from tests.e2e.world import busy_tenant
 from tests.factories import PASSWORD, Cast, set_limit
 from tests.pages import NOBODY, OPERATOR, OWNER, PAGES, RECENT, admin_forms, admin_lists, path_of
+from weir.operator_menu import operator_menu
 
 WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
@@ -27,17 +30,24 @@ HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap")]
 cards on a phone."""
 
 WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
-    .reduce((sum, entry) => sum + entry.decodedBodySize, 0)"""
-"""All that the page made the browser load, in bytes, uncompressed, from its cache or not."""
+    .reduce(([sent, unpacked], entry) => [sent + entry.encodedBodySize, unpacked + entry.decodedBodySize], [0, 0])"""
+"""All that the page made the browser load, in bytes, from its cache or not: as it came, and uncompressed."""
+WEIGHT_MAX = 300_000
+
+
+def not_heavy(page: Page, name: str) -> int:
+    """Of what a first visit to it sends; what it is uncompressed is returned."""
+    sent, unpacked = page.evaluate(WEIGHT)
+    assert 1_000 < sent < WEIGHT_MAX, f"{name} sends {sent} bytes"
+    return int(unpacked)
 
 
 def in_every_look(visitor: Visitor, name: str, *, context: str | None = None) -> None:
     """As it is, in light and dark and on a phone: nothing sticks out, and axe knows of no barrier."""
     page = visitor.page
-    weight = page.evaluate(WEIGHT)
-    assert weight > 1_000
+    unpacked = not_heavy(page, name)
     if context is None:  # the operator's pages carry the admin theme's own styles and scripts
-        assert weight < 300_000, f"{name} weighs {weight} bytes"
+        assert unpacked < WEIGHT_MAX, f"{name} weighs {unpacked} bytes"
     for screen, (width, height, scheme) in SCREENS.items():
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme)
@@ -94,8 +104,7 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], cast: Cast, id
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("ids")
 def test_the_admins_lists_and_forms_fit(visit: Callable[..., Visitor], site: Site, cast: Cast):
-    """Its theme's own pages: that they open, hold what we put into them, and fit a screen; of lists, that axe knows of
-    no barrier."""
+    """Its theme's own pages: that they open, hold what we put into them, fit a screen, and axe knows of no barrier."""
     visitor = visit()
     page = visitor.page
     visitor.sign_in_operator(cast.operator.email, "/admin/live/")
@@ -106,18 +115,19 @@ def test_the_admins_lists_and_forms_fit(visit: Callable[..., Visitor], site: Sit
         assert answer is not None
         assert answer.ok, f"{path}: {answer.status}"
         name = re.sub(r"/\d+/", "/", path).strip("/").replace("/", "-")
+        not_heavy(page, name)
         for screen, (width, height, scheme) in SCREENS.items():
+            if path in forms and screen == "dark":
+                continue  # as on the phone, and there are many
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme=scheme)
-            if path not in forms and screen == "dark":
+            if screen != "light":
                 page.reload()  # the theme looks at it once
-            if path not in forms or screen == "phone":
-                visitor.shoot(f"{name}-{screen}")
+            visitor.shoot(f"{name}-{screen}")
             wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
-            if path not in forms and screen != "phone":
-                found = Axe().run(page, options={"runOnly": WCAG})
-                assert found.violations_count == 0, f"{name}, {screen}: {found.generate_report()}"
+            found = Axe().run(page, options={"runOnly": WCAG})
+            assert found.violations_count == 0, f"{name}, {screen}: {found.generate_report()}"
         page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -240,3 +250,70 @@ def test_the_operators_live_page_is_fresh_and_says_when_it_is_not(
     expect(page.get_by_text("The connection is lost: these figures are old")).to_be_visible()
     is_cut = False
     expect(page.locator("#live-state")).to_have_text("Live")
+
+
+def test_the_admin_works_without_a_mouse(visit: Callable[..., Visitor], cast: Cast):
+    """Its theme makes buttons of what no key reaches: the menu on a phone, filters, the way to sign out."""
+    visitor = visit(*SCREENS["phone"])
+    visitor.sign_in_operator(cast.operator.email, "/admin/live/")
+    page = visitor.page
+    tenants = page.get_by_role("link", name="Tenants: usage, limits")
+    expect(tenants).to_be_hidden()
+    press_when_reached(page, "Menu")
+    expect(tenants).to_be_visible()
+    visitor.shoot("admin-menu-phone")
+    press_when_reached(page, cast.operator.email)
+    page.get_by_role("button", name="Log out").wait_for()
+    page.goto("/admin/tenants/tenant/")
+    press_when_reached(page, "Filters")
+    suspended = page.get_by_role("heading", name="suspended at")
+    expect(suspended).to_be_visible()
+    assert page.evaluate("document.querySelector('#changelist-filter').contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    expect(suspended).to_be_hidden()
+
+
+def press_when_reached(page: Page, name: str) -> None:
+    """With Tab and Enter alone."""
+    button = page.get_by_role("button", name=name).locator("visible=true").first
+    button.wait_for()
+    for _ in range(80):
+        if button.evaluate("(element) => element === document.activeElement"):
+            page.keyboard.press("Enter")
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"no Tab leads to {name}")
+
+
+def test_the_admins_symbols_are_symbols(visit: Callable[..., Visitor], cast: Cast):
+    """Our font holds those alone that the theme and our menu name: one that it lacks would be written out as a word."""
+    visitor = visit()
+    visitor.sign_in_operator(cast.operator.email, "/admin/live/")
+    names = sorted(symbols())
+    widths = visitor.page.evaluate(SYMBOL_WIDTHS, names)
+    assert {name: width for name, width in zip(names, widths, strict=True) if width != 18} == {}
+    assert visitor.page.evaluate(SYMBOL_WIDTHS, ["no_such_symbol"]) != [18]
+
+
+SYMBOL_WIDTHS = """async (names) => {
+    await document.fonts.load('18px "Material Symbols Outlined"');
+    const canvas = document.createElement("canvas").getContext("2d");
+    canvas.font = '18px "Material Symbols Outlined"';
+    return names.map((name) => Math.round(canvas.measureText(name).width));
+}"""
+
+
+def symbols() -> set[str]:
+    """By name, in the theme's templates, styles and code, and in our menu."""
+    theme = Path(unfold.__file__).parent
+    named = {item["icon"] for group in operator_menu() for item in group["items"]}
+    for template in theme.glob("templates/**/*.html"):
+        text = template.read_text()
+        named |= set(re.findall(r"material-symbols-outlined[^>]*>\s*([a-z][a-z0-9_]+)\s*<", text))
+        named |= set(re.findall(r"""\bicon=["']([a-z][a-z0-9_]+)["']""", text))
+        for chosen in re.findall(r'material-symbols-outlined[^>]*>?\s*(?:<span)? x-text="([^"]+)"', text):
+            named |= set(re.findall(r"(?:\?|:|&&|\|\|) '([a-z_]+)'", chosen))
+    for code in theme.rglob("*.py"):
+        named |= set(re.findall(r"""\bicon=["']([a-z][a-z0-9_]+)["']""", code.read_text()))
+    styles = (theme / "static" / "unfold" / "css" / "styles.css").read_text()
+    return named | set(re.findall(r'content:"([a-z][a-z_]+)"', styles))

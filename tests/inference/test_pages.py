@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.factories import make_operator
 from tests.pages import ELSEWHERE, NO_PAGES, PAGES, routes
 
 KNOWN = {**dict.fromkeys(PAGES, "a page"), **ELSEWHERE, **NO_PAGES}
-PUBLIC = ["/", "/docs", "/login/"]
+PUBLIC = ["/", "/docs/", "/login/"]
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
 
 
@@ -54,9 +55,23 @@ def test_policy_allows_no_inline_script_or_style(client: Client, path: str):
 
 
 @pytest.mark.django_db
+def test_pages_are_sent_compressed_and_never_twice_in_the_same_length(client: Client):
+    """BREACH: what repeats in a page would show in how long it is."""
+    plain = client.get("/docs/")
+    answers = [client.get("/docs/", headers={"accept-encoding": "gzip"}) for _ in range(8)]
+    assert len({len(answer.content) for answer in answers}) > 1
+    assert len(answers[0].content) < len(plain.content) / 2
+    assert gzip.decompress(answers[0].content)[:200] == plain.content[:200]
+    assert "Accept-Encoding" in answers[0].headers["Vary"]
+    assert "Content-Encoding" not in plain.headers
+    assert "Content-Encoding" not in client.get("/healthz", headers={"accept-encoding": "gzip"}).headers
+
+
+@pytest.mark.django_db
 def test_admin_gets_what_its_theme_needs(client: Client):
-    policy = client.get("/admin/login/").headers["Content-Security-Policy"]
-    assert "'unsafe-inline'" in policy
+    policy = client.get("/admin/login/").headers["Content-Security-Policy"].split("; ")
+    assert "script-src 'self' 'unsafe-eval'" in policy
+    assert "style-src 'self' 'unsafe-inline'" in policy
     assert "default-src 'none'" in policy
 
 
@@ -66,7 +81,7 @@ def test_templates_hold_no_inline_code(template: Path):
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|\shx-on|<script(?![^>]*\ssrc=)", source)
 
 
-@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "409", "500"])
+@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "409", "500", "503"])
 def test_error_pages_render_without_a_request(name: str):
     page = render_to_string(f"{name}.html")
     assert name[:3] in page

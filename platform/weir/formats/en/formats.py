@@ -1,4 +1,4 @@
 """Names that Django gives them."""
 
 DATE_FORMAT = "Y-m-d"
-DATETIME_FORMAT = "Y-m-d H:i"
+DATETIME_FORMAT = "Y-m-d H:i T"
