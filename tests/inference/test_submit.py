@@ -265,7 +265,7 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
 
     Whole answers and streams; but batches wait, and so does who is read on.
     """
-    monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 3.0)
+    monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 2.0)
     monkeypatch.setattr(models_served, "_REFRESH_S", 0.1)
     monkeypatch.setattr(generation_module, "_LOOK_S", 0.2)
     name, prompt = model.card.model, 3
@@ -284,7 +284,7 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
         )
         again = await resume(runtime, patient, batches[0].ticket.request_id)
         # While there is a worker nobody is told that there is none, however long it has no room.
-        assert await whole.next(4.0) is None
+        assert await whole.next(2.5) is None
         await worker.farewell()
         events = events_of([streamed], render=lambda index, chunk: (), close=tuple)
         async with asyncio.timeout(60):

@@ -102,9 +102,9 @@ def is_littered(var_dir: Path) -> bool:
 def test_from_nothing_to_an_answer_and_back_to_nothing(var_dir: Path):
     port = free_port()
     first = Up(var_dir, port)
-    first.wait_ready()
-    family = first.family()
     try:
+        first.wait_ready()
+        family = first.family()
         demo = dict(line.split("=", 1) for line in (var_dir / "demo.env").read_text().splitlines()[1:])
         assert stat.S_IMODE((var_dir / "demo.env").stat().st_mode) == 0o600
         assert demo["WEIR_BASE_URL"] == f"http://localhost:{port}"
