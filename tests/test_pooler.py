@@ -72,7 +72,6 @@ def requests_and_batches(site: Site, tenant: Tenant, key: str) -> None:
             assert len(list(stream)) > 8
         response = client.responses.create(model=MODEL, input="hi", max_output_tokens=16)
         assert client.responses.retrieve(response.id) == response
-        # A lock that the first left in some session would stop this one.
         run_a_batch(site, client, tenant)
     drain_usage_stream()
     day = timezone.now()
@@ -93,6 +92,9 @@ def run_a_batch(site: Site, client: OpenAI, tenant: Tenant) -> None:
     ask_for_copy(actor=TEST, tenant=tenant)
     ended = set(run(site, "-c", _ALL_TASKS).split())
     assert ended >= {"run_batches", "copy_data", "drain_usage", "alert", "send_webhooks", "export"}
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        assert cursor.fetchone() == (0,), "what a session has stays with whichever was lent"
     assert client.batches.retrieve(batch.id).status == BatchStatus.COMPLETED
 
 
