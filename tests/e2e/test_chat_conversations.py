@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from inference.models import Conversation
 from tests.e2e.conftest import Visitor
@@ -155,6 +155,25 @@ def test_what_is_set_is_found_again_elsewhere(
     assert start["messages"][0] == {"role": "system", "content": "Answer as a pirate."}
     assert start["params"] == {"temperature": 0.2, "max_tokens": 512, "seed": 42}
     assert not far_end.sent
+
+
+def test_what_is_set_while_the_first_answer_is_being_saved_comes_after_it(visitor: Visitor, far_end: FarEnd):
+    page = visitor.page
+    held: list[Route] = []
+    order: list[str] = []
+    page.route("**/exchanges/**", lambda route: held.append(route))
+    page.on("requestfinished", lambda request: order.append(request.method))
+    ask(page, "Which way is north?")
+    generation = far_end.begin()
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Seed").fill("42")
+    far_end.finish(generation, far_end.answer(generation, "Arr."))
+    page.wait_for_timeout(1000)  # as long as the page waits for more to be set, and more
+    with page.expect_response(lambda response: response.request.method == "PATCH") as changed:
+        page.unroute("**/exchanges/**")  # and lets go what was held
+    assert held
+    assert changed.value.ok
+    assert next(method for method in order if method in ("PUT", "PATCH")) == "PUT"
 
 
 def test_edit_retry_and_the_way_back(visitor: Visitor, far_end: FarEnd):

@@ -5,6 +5,8 @@ export class Archive {
   #token;
   /** Exchanges that could not be saved: tried again with the next one, and when the connection is back. */
   #unsaved = new Map();
+  /** The saves under way: the first one of a conversation makes it, and what changes it comes after. */
+  #saving = Promise.resolve();
 
   /** @param {string} base address of the list @param {string} token against forged requests */
   constructor(base, token) {
@@ -26,7 +28,13 @@ export class Archive {
     return this.saveRest();
   }
 
-  async saveRest() {
+  saveRest() {
+    const saving = this.#saveRest();
+    this.#saving = Promise.all([this.#saving, saving]);
+    return saving;
+  }
+
+  async #saveRest() {
     for (const [key, { conversation, exchange }] of [...this.#unsaved]) {
       const { id, parent, pair, question, answer } = exchange;
       const body = {
@@ -44,10 +52,12 @@ export class Archive {
   }
 
   async look(conversation) {
+    await this.#saving;
     await this.#call("PATCH", `${uuid(conversation.id)}/`, { leaf: uuid(conversation.leaf) });
   }
 
   async configure(conversation) {
+    await this.#saving;
     await this.#call("PATCH", `${uuid(conversation.id)}/`, { settings: conversation.settings });
   }
 
