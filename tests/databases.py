@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
+import pytest
 from django.conf import settings
 
 from tests.e2e.site import ROOT
@@ -30,6 +32,23 @@ def a_database() -> Iterator[str]:
         server.execute(f'CREATE DATABASE "{name}"')
         yield name
         server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@contextmanager
+def paused_postgres() -> Iterator[None]:
+    """Every process of the server stands still: connections hang, nothing is refused."""
+    servers = [child for child in psutil.Process().children() if child.name() == "postgres"]
+    if not servers:
+        pytest.skip("DATABASE_URL names a server that is not ours to pause")
+    (postmaster,) = servers
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in reversed(processes):
+            process.resume()
 
 
 def manage(

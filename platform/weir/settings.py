@@ -16,6 +16,7 @@ from weir.csp import STRICT
 from weir.environment import BadEnvironment, Environment, generated_secret
 from weir.logs import logging_config
 from weir.operator_menu import operator_menu
+from weir.patient_connection import PatientConnection
 from weir.redis_urls import celery_broker, channels_host, check_redis_url
 from weir.servers import DAPHNE, SERVERS
 
@@ -177,6 +178,7 @@ DATABASE_URL = _given_database_url or places.database_url(VAR_DIR)
 REDIS_URL = _given_redis_url or places.redis_url(VAR_DIR)
 
 _pool = {
+    "connection_class": PatientConnection,
     "min_size": 1,
     "max_size": env.number("WEIR_DATABASE_POOL", 10, least=1, most=1000),
     "timeout": 5.0,

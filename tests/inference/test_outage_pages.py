@@ -17,6 +17,7 @@ from django.test import Client
 from psycopg.sql import SQL, Identifier
 
 from tenants.models import User
+from tests.databases import paused_postgres
 from tests.e2e.site import Site, running_site
 from tests.factories import PASSWORD, make_cast, make_user
 from tests.inference.test_chat_socket import hear, say, session_cookie, socket, start
@@ -92,6 +93,47 @@ def test_every_kind_of_page_says_that_it_is_back_in_a_moment(site: Site):
     while (back := ask((owner, tenant))).status_code == 503 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert back.status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.timeout(180)
+def test_pages_of_a_database_that_stands_still_say_so_soon(site: Site):
+    """FAULTS 61: its connections are open, its kernel answers, it never does."""
+    cast = make_cast()
+    owner, operator = ({"Cookie": session_cookie(user)} for user in (cast.owner, cast.operator))
+    pages = [(owner, f"/t/{cast.tenant.public_id}/"), (operator, "/admin/live/"), (owner, "/sessions/")]
+
+    def ask(page: tuple[dict[str, str], str]) -> httpx.Response:
+        return httpx.get(site.url + page[1], headers=page[0], timeout=30)
+
+    def asked_until_back(page: tuple[dict[str, str], str]) -> int:
+        deadline = time.monotonic() + 60
+        while (back := ask(page)).status_code == 503 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return back.status_code
+
+    with ThreadPoolExecutor(len(pages)) as threads:
+        assert list(threads.map(asked_until_back, pages)) == [200] * len(pages)
+        with paused_postgres():
+            for is_known_to_hang in (False, True):
+                answers = list(threads.map(ask, pages))
+                for (_, path), answer in zip(pages, answers, strict=True):
+                    assert answer.status_code == 503, (path, is_known_to_hang)
+                    assert "The database can&#x27;t be reached at the moment." in answer.text, path
+                    assert answer.elapsed.total_seconds() < 15, path
+        assert list(threads.map(asked_until_back, pages)) == [200] * len(pages)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_statement_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """Also by a server that takes no more connections: it says so, so that it is awake."""
+    monkeypatch.setattr("weir.patient_connection._SILENT_S", 0.1)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(1), 7")
+        assert cursor.fetchone()[1] == 7
+    with no_database(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(1), 8")
+        assert cursor.fetchone()[1] == 8
 
 
 @pytest.mark.django_db(transaction=True)

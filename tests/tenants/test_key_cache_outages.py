@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import psutil
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from tenants.auth import AuthUnavailable, authenticate_bearer
 from tenants.key_cache import SERVE_STALE_S, KeyCache, KeyUnavailable
 from tenants.services import IssuedKey, revoke_api_key
+from tests.databases import paused_postgres
 from tests.factories import TEST, make_key
 from tests.tenants.key_loads import PATIENT_S, Clock, CountedLoads, secret_of
 
@@ -63,23 +61,6 @@ def test_with_the_database_down_known_keys_are_served_for_a_while_and_no_other()
         assert stored.revoked_at is not None
 
     async_to_sync(main)()
-
-
-@contextmanager
-def paused_postgres() -> Iterator[None]:
-    """Every process of the server stands still: connections hang, nothing is refused."""
-    servers = [child for child in psutil.Process().children() if child.name() == "postgres"]
-    if not servers:
-        pytest.skip("DATABASE_URL names a server that is not ours to pause")
-    (postmaster,) = servers
-    processes = [postmaster, *postmaster.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    try:
-        yield
-    finally:
-        for process in reversed(processes):
-            process.resume()
 
 
 def test_a_database_that_hangs_gives_503_and_no_hang():
