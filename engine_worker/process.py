@@ -25,6 +25,7 @@ from engine_worker.worker_config import WorkerConfig
 _log = structlog.get_logger("engine_worker.process")
 
 _ENGINE_STOP_S: Final = 10.0
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def configure_logging() -> None:
@@ -66,28 +67,40 @@ def run_models(make: Make, source: str, config: WorkerConfig) -> int:
 
     async def run() -> int:
         served = ServedModels(make, config, most=config.max_models)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, served.stop)
+
+        def stop() -> None:
+            if not served.names:
+                os._exit(0)  # as in _end_at_once_on_signals
+            served.stop()
+
+        _on_signals(stop)
         await served.load(config.model, source)
+        _on_signals(served.stop)
         return await served.run()
 
     return uvloop.run(run())
 
 
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _end_at_once_on_signals() -> None:
+    """While a model is loaded and kernels are compiled: that can't be interrupted, and nothing depends on its end.
+
+    By the kernel, which needs no turn of an interpreter that is busy. Process 1, a container's, it does not end so.
+    """
+    if os.getpid() == 1:
+        _on_signals(lambda: os._exit(0))
+        return
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    starting = asyncio.create_task(engine.start(), name="engine-start")
-    stopping = asyncio.create_task(stop.wait(), name="engine-start-stop")
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        # Loading a model can't be interrupted, and nothing depends on its end.
-        _log.info("stopped_while_loading")
-        sys.stderr.flush()
-        os._exit(0)
-    starting.result()
+    _end_at_once_on_signals()
+    await engine.start()
     if config.metrics_port:
         metrics.serve(engine, model=config.model, host=config.metrics_host, port=config.metrics_port)
 
@@ -99,10 +112,7 @@ async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
         timeout_s=config.broker_timeout_s,
     )
     worker = Worker(engine, broker, *describe(), config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
-    if stop.is_set():
-        worker.stop()
+    _on_signals(worker.stop)
     try:
         code = await worker.run()
     finally:

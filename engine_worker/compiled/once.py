@@ -43,11 +43,13 @@ def compiling(directory: Path | None = None, *, patience_s: float = _PATIENCE_S)
         yield
         return
     with lock:
+        began = time.monotonic()
         _take(lock, patience_s)
         if not is_done.exists():
             log.info("kernels_compiling", directory=str(directory))
         yield
         is_done.touch()
+        log.info("kernels_ready", after_s=round(time.monotonic() - began, 1))
 
 
 def _take(lock: IO[str], patience_s: float) -> None:

@@ -27,6 +27,8 @@ class Command:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace_s: float = 15.0
     """After the stop signal, so long until it is killed."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Events of its log that say what it is at before it serves, in words; an empty word: it is done with that."""
 
     def wrapped(self) -> list[str]:
         """The command line that runs it through child.py, so that it does not outlive this process."""

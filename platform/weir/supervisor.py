@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -25,6 +26,9 @@ _STEADY_S: Final = 60.0
 _STARTS_BEFORE_GIVING_UP: Final = 4
 _LAST_WORDS_S: Final = 1.0
 _CHUNK: Final = 65536
+_TELL_EVERY_S: Final = 15.0
+_EVENT: Final = re.compile(r'\bevent(?:=|": ?")(\w+)')
+"""Of a log line, as key=value or JSON."""
 
 
 def backoff_s(failures: int) -> float:
@@ -38,6 +42,9 @@ class Child:
     def __init__(self, command: Command, write: Callable[[str, str], None], children: ChildrenFile) -> None:
         self.command = command
         self.starts = 0
+        self.stage = ""
+        """What it is at before it serves, one of `command.stages`: for as long as it takes."""
+        self.stage_began = 0.0
         self._write = write
         self._children = children
         self._process: asyncio.subprocess.Process | None = None
@@ -50,12 +57,17 @@ class Child:
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def stop(self) -> None:
-        """Asks it to stop, kills it when its grace is over, and returns when nothing of it is left. Idempotent."""
+        """Asks it to stop, kills it when its grace is over, and returns when nothing of it is left.
+
+        Asks once: to many programs a second signal says to leave everything as it is.
+        """
+        is_asked = self._stopping.is_set()
         self._stopping.set()
         process = self._process
         if process and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(self.command.stop_signal)
+            if not is_asked:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(self.command.stop_signal)
             try:
                 async with asyncio.timeout(self.command.stop_grace_s):
                     await asyncio.shield(self._task)
@@ -80,6 +92,7 @@ class Child:
 
     async def _run_once(self) -> tuple[int, float]:
         self.starts += 1
+        self.stage = ""
         started = time.monotonic()
         # A session of its own: Ctrl-C reaches the supervisor alone, which stops everything in order.
         process = self._process = await asyncio.create_subprocess_exec(
@@ -111,9 +124,14 @@ class Child:
                 lines.append(rest)
                 rest = b""
             for line in lines:
-                self._write(self.command.name, line.decode("utf-8", "replace").rstrip("\r"))
+                self._hear(line.decode("utf-8", "replace").rstrip("\r"))
         if rest:
-            self._write(self.command.name, rest.decode("utf-8", "replace"))
+            self._hear(rest.decode("utf-8", "replace"))
+
+    def _hear(self, line: str) -> None:
+        self._write(self.command.name, line)
+        if (event := _EVENT.search(line)) and event[1] in self.command.stages:
+            self.stage, self.stage_began = self.command.stages[event[1]], time.monotonic()
 
 
 class Supervisor:
@@ -145,15 +163,41 @@ class Supervisor:
             self._stages.pop()
         self._children_file.clear()
 
-    async def until(self, ready: Callable[[], Awaitable[bool]], *, what: str, timeout_s: float) -> None:
-        """Waits until `ready` says so. Raises StartError when it takes too long or a child keeps ending."""
-        deadline = time.monotonic() + timeout_s
+    async def until(
+        self,
+        ready: Callable[[], Awaitable[bool]],
+        *,
+        what: str,
+        timeout_s: float,
+        at_most_s: float = float("inf"),
+        advice: str = "see the lines above",
+        tell_every_s: float = _TELL_EVERY_S,
+    ) -> None:
+        """Waits until `ready` says so, and tells what for.
+
+        The time in which a child is at one of its stages does not count, up to `at_most_s` in all. Raises
+        StartError with `advice` when it takes too long, or when a child keeps ending.
+        """
+        began = looked = told = time.monotonic()
+        counted_s = 0.0
         while not await ready():
-            for child in (child for stage in self._stages for child in stage):
+            children = [child for stage in self._stages for child in stage]
+            for child in children:
                 if child.starts >= _STARTS_BEFORE_GIVING_UP and child.pid is None:
                     raise StartError(f"{child.command.name} does not start: see its lines above")
-            if time.monotonic() > deadline:
-                raise StartError(f"{what} is not ready after {timeout_s:g} s")
+            now = time.monotonic()
+            busy = next((child for child in children if child.pid and child.stage), None)
+            if busy is None:
+                counted_s += now - looked
+            looked = now
+            if counted_s > timeout_s or now - began > at_most_s:
+                raise StartError(f"{what} is not ready after {now - began:.0f} s: {advice}")
+            if now - told >= tell_every_s:
+                told = now
+                if busy:
+                    self.write(busy.command.name, f"{busy.stage}: {now - busy.stage_began:.0f} s so far")
+                else:
+                    self.write("weir", f"waiting for {what}: {now - began:.0f} s so far")
             await asyncio.sleep(0.1)
 
     def write(self, name: str, line: str) -> None:

@@ -29,6 +29,17 @@ from weir.supervisor import Supervisor
 _FREE_BYTES_MIN: Final = 256 << 20
 _SERVERS_S: Final = 60.0
 _READY_S: Final = 180.0
+"""Without the time that the engine's _STAGES take, and _READY_AT_MOST_S with it."""
+_READY_AT_MOST_S: Final = 1200.0
+_READY_ADVICE: Final = (
+    "see the lines above. On a busy machine try again when it is calmer; `python -m engine_worker.compiled` "
+    "compiles the kernels beforehand, and WEIR_KERNELS=torch does without them"
+)
+_STAGES: Final = {
+    "kernels_compiling": "compiling kernels, once per machine",
+    "kernels_compiled_by_another": "waiting for another process that compiles the kernels",
+    "kernels_ready": "",
+}
 _DRAIN_S: Final = "8"
 """Seconds that open answers get to end: on one machine somebody waits at the terminal."""
 _NAMES: Final = ("postgres", "valkey", "model", "gateway", "celery", "beat", "engine")
@@ -137,7 +148,9 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
         async def answers() -> bool:
             return await _engine_beats(broker, plan.model_name) and await _http_answers(plan.host, plan.port)
 
-        await supervisor.until(answers, what="Weir", timeout_s=_READY_S)
+        await supervisor.until(
+            answers, what="Weir", timeout_s=_READY_S, at_most_s=_READY_AT_MOST_S, advice=_READY_ADVICE
+        )
     finally:
         await broker.aclose()
     return demo.welcome(plan.base_url, plan.model_name, plan.var_dir, login)
@@ -147,7 +160,7 @@ def _engine(plan: Plan, model_dir: str) -> Command:
     arguments = ["-m", "engine_worker", "--model", f"{plan.model_name}={model_dir}"]
     if "WEIR_DRAIN_GRACE_S" not in os.environ:
         arguments += ["--drain-grace-s", _DRAIN_S]
-    return plan.python("engine", *arguments, stop_grace_s=40.0)
+    return replace(plan.python("engine", *arguments, stop_grace_s=40.0), stages=_STAGES)
 
 
 def _web_and_background(plan: Plan) -> tuple[Command, ...]:

@@ -1,14 +1,17 @@
 """A real worker process without a model: `python -m tests.engine_worker.scripted_worker NAME [DIR]`.
 
 Takes its speed from SCRIPTED_STEP_S, SCRIPTED_TOKENS_PER_STEP and SCRIPTED_MAX_NUM_SEQS, where an answer ends by
-itself from SCRIPTED_STOP_AFTER, Redis from
-REDIS_URL. With DIR, the card and tokenizer are that model directory's.
+itself from SCRIPTED_STOP_AFTER, Redis from REDIS_URL. With SCRIPTED_BUSY it never starts. With DIR, the card and
+tokenizer are that model directory's.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import sys
+import threading
 from pathlib import Path
 
 from engine_worker.model_card import read_model_card
@@ -16,6 +19,18 @@ from engine_worker.process import configure_logging, run_worker
 from engine_worker.protocol import ModelCard
 from engine_worker.worker_config import WorkerConfig
 from tests.engine_worker.scripted_engine import ScriptedEngine
+
+
+class BusyEngine(ScriptedEngine):
+    """Never starts, and lets no other thread of this process run, as a compiler can."""
+
+    async def start(self) -> None:
+        def hold_the_interpreter() -> None:
+            print("event=starting", file=sys.stderr, flush=True)
+            ctypes.PyDLL(None).sleep(60)
+
+        threading.Thread(target=hold_the_interpreter, daemon=True).start()
+        await asyncio.Event().wait()
 
 
 def main() -> int:
@@ -37,7 +52,7 @@ def main() -> int:
         )
         return card, b"{}"
 
-    engine = ScriptedEngine(
+    engine = (BusyEngine if "SCRIPTED_BUSY" in os.environ else ScriptedEngine)(
         step_s=float(os.environ.get("SCRIPTED_STEP_S", "0.01")),
         tokens_per_step=int(os.environ.get("SCRIPTED_TOKENS_PER_STEP", "1")),
         max_num_seqs=int(os.environ.get("SCRIPTED_MAX_NUM_SEQS", "64")),

@@ -96,6 +96,15 @@ async def test_a_second_signal_hands_back_at_once(spawn, gateway, make, model):
     assert (state.state, state.attempts) == ("queued", 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_it_serves_ends_it_at_once(spawn, number):
+    """Also while something (a compiler) lets no Python code run."""
+    process = spawn(SCRIPTED_BUSY="1")
+    assert any("event=starting" in line for line in process.stderr)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+
+
 async def test_kill_9_in_mid_stream_changes_nothing_for_the_client(spawn, gateway, make, model, redis_url):
     first = spawn(SCRIPTED_LEASE_MS="1000")
     request = make("r1", sampling=SamplingParams(max_tokens=150, seed=9))

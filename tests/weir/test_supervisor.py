@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,94 @@ async def test_waiting_has_an_end(supervisor: Supervisor):
 
     with pytest.raises(StartError, match="it is not ready after"):
         await supervisor.until(never, what="it", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    "line", ["level=info event=compiling directory=x", '{"event": "compiling", "level": "info"}']
+)
+async def test_a_known_stage_stops_the_clock_and_is_told(
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
+):
+    """A first start on a busy machine: the time in which kernels are compiled is no time-out."""
+    done = tmp_path / "done"
+    code = (
+        f"import pathlib, time; print({line!r})\n"
+        f"while not pathlib.Path({str(done)!r}).exists(): time.sleep(0.02)\n"
+        "print('event=ready'); time.sleep(600)"
+    )
+    (child,) = supervisor.start(python("short", code, stages={"compiling": "compiling kernels", "ready": ""}))
+    await until(lambda: child.stage != "")
+
+    async def never() -> bool:
+        return False
+
+    waiting = asyncio.create_task(
+        supervisor.until(never, what="it", timeout_s=0.3, advice="do this", tell_every_s=0.4), name="until"
+    )
+    shown = ""
+
+    def is_told_twice() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return len(re.findall(r"short       \| compiling kernels: \d+ s so far", shown)) >= 2
+
+    await until(is_told_twice)
+    assert not waiting.done(), "the clock ran while it was compiling"
+    done.touch()
+    async with asyncio.timeout(20):
+        with pytest.raises(StartError, match=r"it is not ready after \d+ s: do this"):
+            await waiting
+    assert child.stage == ""
+
+
+async def test_a_stage_has_an_end_too(supervisor: Supervisor):
+    (child,) = supervisor.start(
+        python("short", "import time; print('event=compiling'); time.sleep(600)", stages={"compiling": "x"})
+    )
+    await until(lambda: child.stage != "")
+
+    async def never() -> bool:
+        return False
+
+    async with asyncio.timeout(20):
+        with pytest.raises(StartError, match="it is not ready after"):
+            await supervisor.until(never, what="it", timeout_s=600, at_most_s=0.3)
+
+
+async def test_the_stage_of_one_that_died_counts_no_more(supervisor: Supervisor):
+    code = "import os, sys; print('event=compiling', flush=True); os.kill(os.getpid(), 9)"
+    supervisor.start(python("short", code, stages={"compiling": "x"}))
+
+    async def never() -> bool:
+        return False
+
+    async with asyncio.timeout(30):
+        with pytest.raises(StartError, match="it is not ready after"):
+            await supervisor.until(never, what="it", timeout_s=0.5)
+
+
+async def test_who_is_stopped_twice_hears_of_it_once(
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+):
+    """A worker's second signal is to hand back at once: its grace is used only if there is none."""
+    code = (
+        "import signal, time; signal.signal(15, lambda *_: print('asked')); print('up')\n"
+        "signal.pause(); time.sleep(0.5)"
+    )
+    (child,) = supervisor.start(python("short", code))
+    shown = ""
+
+    def is_up() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return "up" in shown
+
+    await until(is_up)
+    first = asyncio.create_task(child.stop(), name="first-stop")
+    await asyncio.sleep(0.1)
+    await child.stop()
+    await first
+    assert capsys.readouterr().err.count("asked") == 1
 
 
 _KILLED_SUPERVISOR = """

@@ -72,7 +72,9 @@ def test_the_lock_of_one_that_was_killed_is_free_and_of_one_that_hangs_is_not_wa
         with structlog.testing.capture_logs() as told, compiling(tmp_path, patience_s=0.3):
             pass
         events = [line["event"] for line in told]
-        assert events == ["kernels_compiled_by_another", "kernels_waited_in_vain", "kernels_compiling"]
+        assert events == [
+            "kernels_compiled_by_another", "kernels_waited_in_vain", "kernels_compiling", "kernels_ready",
+        ]  # fmt: skip
     finally:
         holder.kill()
         holder.communicate()
@@ -80,7 +82,7 @@ def test_the_lock_of_one_that_was_killed_is_free_and_of_one_that_hangs_is_not_wa
         done.unlink()
     with structlog.testing.capture_logs() as told, compiling(tmp_path, patience_s=60):
         pass
-    assert [line["event"] for line in told] == ["kernels_compiling"]
+    assert [line["event"] for line in told] == ["kernels_compiling", "kernels_ready"]
 
 
 def test_a_place_that_can_not_be_written_is_said_and_no_hindrance(tmp_path: Path):
