@@ -44,10 +44,15 @@ def audit_page(
     `before` is such a place; one that is not is taken for the beginning.
     """
     rows = _matching(tenant_id, wanted)
-    if before.isascii() and before.isdecimal() and len(before) < 19:
+    if is_place(before):
         rows = rows.filter(pk__lt=int(before))
     found = list(rows[: limit + 1])
     return found[:limit], str(found[limit - 1].pk) if len(found) > limit else ""
+
+
+def is_place(text: str) -> bool:
+    """Whether it is one that `audit_page` gives."""
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def audit_actions(tenant_id: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import structlog
+from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
 from django.http.request import UnreadablePostError
 
@@ -41,7 +42,8 @@ def as_api_error(error: Exception) -> ApiError:
         log.warning("gone", what=type(error).__qualname__, exc_info=error)
         return NotFound("What this is about was deleted at the same moment.", code="not_found")
     if isinstance(error, RequestDataTooBig):
-        return TooLarge("The body is too large.", code="request_too_large")
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        return TooLarge(f"The body is too large: at most {most:,} bytes.", code="request_too_large")
     if isinstance(error, UnreadablePostError):
         return UnsupportedMedia("The body could not be read to its end.")
     log.exception("api_error")

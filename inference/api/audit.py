@@ -14,7 +14,7 @@ from inference.downloads import download
 from inference.errors import InvalidRequest
 from inference.schemas.audit import AuditPage, audit_object
 from inference.schemas.queries import AuditPageQuery, AuditQuery
-from tenants.audit_log import COLUMNS, AuditWanted, audit_page, audit_rows
+from tenants.audit_log import COLUMNS, AuditWanted, audit_page, audit_rows, is_place
 from tenants.csv_text import as_csv
 from tenants.principal import Scope
 
@@ -23,6 +23,8 @@ from tenants.principal import Scope
 async def audit(call: ApiCall) -> HttpResponse:
     """Who changed what, from where, before and after; newest first."""
     asked = call.query(AuditPageQuery)
+    if asked.page and not is_place(asked.page):
+        raise InvalidRequest("'page' will not do: take the `next_page` of an answer.", param="page")
     entries, after = await sync_to_async(audit_page)(
         call.principal.tenant_id, _wanted(call, asked), limit=asked.limit, before=asked.page or ""
     )

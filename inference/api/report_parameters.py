@@ -76,5 +76,5 @@ def read_number(text: str | None, name: str, *, default: int) -> int:
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise InvalidRequest(f"'{name}' is a whole number.", param=name)
+        raise InvalidRequest(f"'{name}' is a whole number from 0 to 999999999.", param=name)
     return int(text)

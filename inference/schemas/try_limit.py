@@ -8,10 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from inference.services.try_limit import DAYS_MAX, Tried
+from tenants.principal import LimitMetric
 
 
 class LimitToTry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    metric: Annotated[str, Meta(max_length=16)]
+    metric: LimitMetric
     amount: Annotated[int, Meta(ge=1, le=10**12)]
     period_s: Annotated[int, Meta(ge=0, le=31 * 86_400)] = 60
     """Of a rate."""

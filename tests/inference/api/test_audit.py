@@ -68,7 +68,7 @@ def test_search_pages_and_csv(http, told):
     assert tuple(rows[0]) == COLUMNS
     assert [row["action"] for row in rows] == ["key.issued", "key.revoked", "key.issued"]
     assert sum(row["target"].startswith("'=cmd()") for row in rows) == 2
-    for params in ({"start": "never"}, {"target": "x"}, {"limit": "0"}):
+    for params in ({"start": "never"}, {"target": "x"}, {"limit": "0"}, {"page": "AAAA"}):
         assert http.get("audit", params=params).status_code == 400, params
 
 
