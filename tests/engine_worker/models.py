@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, BertConfig, BertModel, GenerationConfig
 
 from engine_worker.model_store import DEFAULT_MODEL, ensure_model
+from engine_worker.protocol import ModelCard
 
 EOS, EOS_2 = 256, 257
 VOCAB_SIZE = 258
@@ -130,3 +132,16 @@ def alone(model_dir: Path, text: list[int]) -> torch.Tensor:
     """Mean of the last layer, by an ordinary forward of one text."""
     model = AutoModel.from_pretrained(model_dir, attn_implementation="eager").eval()
     return model(torch.tensor([text])).last_hidden_state[0].mean(0)
+
+
+def a_card() -> ModelCard:
+    """Of a model of its own, with `byte_tokenizer`'s vocabulary."""
+    return ModelCard(
+        model=f"test-{uuid.uuid4().hex}",
+        revision="r",
+        architecture="Tiny",
+        context_length=100,
+        vocab_size=258,
+        eos_token_ids=[256],
+        tokenizer_sha256="x",
+    )

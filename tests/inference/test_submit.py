@@ -17,7 +17,7 @@ from redis import asyncio as aioredis
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
-from engine_worker.broker import GatewayBroker, Held, WorkerBroker, keys
+from engine_worker.broker import Held, WorkerBroker, keys
 from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
 from inference import models_served
 from inference.api.sse import events_of
@@ -33,7 +33,7 @@ from inference.services.resume import resume
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
 from tenants.principal import LimitMetric, Principal
-from tests.engine_worker.models import byte_tokenizer
+from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import a_limit, a_principal
 
 # What Redis does not know of a tenant is recalled from the ledger.
@@ -50,15 +50,7 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 def model() -> ServedModel:
-    card = ModelCard(
-        model=f"test-{uuid.uuid4().hex}",
-        revision="r",
-        architecture="Tiny",
-        context_length=100,
-        vocab_size=258,
-        eos_token_ids=[256],
-        tokenizer_sha256="x",
-    )
+    card = a_card()
     return ServedModel(card, PromptRenderer(card, byte_tokenizer().to_str().encode()), int(time.time()))
 
 
@@ -322,73 +314,6 @@ async def outcome_of(work: Awaitable[Any]) -> Any:
         return await work
     except Overloaded as error:
         return error
-
-
-async def test_one_model_that_cannot_be_read_leaves_the_others_served(runtime, model):
-    good, bad, missing = (structs.replace(model.card, model=f"{name}-{uuid.uuid4().hex}") for name in "gbm")
-    bad = structs.replace(bad, tokenizer_sha256=uuid.uuid4().hex)
-    missing = structs.replace(missing, tokenizer_sha256=uuid.uuid4().hex)
-    workers = [
-        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
-        for card in (bad, missing, good)
-    ]
-    catalogue = ModelCatalogue(runtime.broker, runtime.policy)
-    server = aioredis.Redis.from_url(settings.REDIS_URL)
-    try:
-        await workers[0].register(bad, b"not a tokenizer")
-        await workers[1].register(missing, byte_tokenizer().to_str().encode())
-        await server.delete(keys.tokenizer_key(missing.tokenizer_sha256))
-        await workers[2].register(good, byte_tokenizer().to_str().encode())
-        assert (await catalogue.get(good.model)).card == good
-        with pytest.raises(Overloaded, match="can't be read"):
-            await catalogue.get(bad.model)
-        with pytest.raises(NotFound):
-            await catalogue.get(missing.model)
-        names = {served.card.model for served in await catalogue.all()}
-        assert good.model in names
-        assert not names & {bad.model, missing.model}
-    finally:
-        await catalogue.aclose()
-        for worker in workers:
-            await server.delete(keys.model_prefix(worker.model) + "card")
-            await worker.aclose()
-        await server.aclose()
-
-
-async def test_a_model_is_served_while_the_card_after_it_is_still_read(runtime, model):
-    """A gateway's first requests come while it reads the cards: what it has read it answers for."""
-    first, second = (structs.replace(model.card, model=f"{name}-{uuid.uuid4().hex}") for name in "az")
-    second = structs.replace(second, tokenizer_sha256=uuid.uuid4().hex)
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    class Slow(GatewayBroker):
-        async def tokenizer_json(self, sha256: str) -> bytes:
-            if sha256 == second.tokenizer_sha256:
-                reading.set()
-                await go_on.wait()
-            return await super().tokenizer_json(sha256)
-
-    workers = [
-        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
-        for card in (first, second)
-    ]
-    broker = Slow(settings.REDIS_URL, timeout_s=5)
-    catalogue = ModelCatalogue(broker, runtime.policy)
-    try:
-        for worker, card in zip(workers, (first, second), strict=True):
-            await worker.register(card, byte_tokenizer().to_str().encode())
-        waiting = asyncio.create_task(catalogue.get(second.model))
-        async with asyncio.timeout(30):
-            await reading.wait()
-            assert (await catalogue.get(first.model)).card == first
-            go_on.set()
-            assert (await waiting).card == second
-    finally:
-        await catalogue.aclose()
-        for worker in workers:
-            await worker._redis.delete(keys.model_prefix(worker.model) + "card")
-            await worker.aclose()
-        await broker.aclose()
 
 
 def replace_card(model: ServedModel, context_length: int) -> ModelCard:
