@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +26,7 @@ from engine_worker.worker_config import WorkerConfig
 _log = structlog.get_logger("engine_worker.process")
 
 _ENGINE_STOP_S: Final = 10.0
+_SAME_STOP_S: Final = 2.0
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,7 +49,7 @@ def configure_logging() -> None:
 
 
 def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
-    """Starts the engine, serves until SIGTERM or SIGINT, stops it; the process's exit code.
+    """Starts the engine, serves until it is told to stop (see _Stop), stops it; the process's exit code.
 
     `describe` is called once the engine has started, and tells what gateways must know. Raises TracingUnavailable.
     """
@@ -68,22 +70,43 @@ def run_models(make: Make, source: str, config: WorkerConfig) -> int:
     async def run() -> int:
         served = ServedModels(make, config, most=config.max_models)
 
-        def stop() -> None:
+        stop = _Stop(served)
+
+        def stop_or_end(number: int) -> None:
             if not served.names:
                 os._exit(0)  # as in _end_at_once_on_signals
-            served.stop()
+            stop(number)
 
-        _on_signals(stop)
+        _on_signals(stop_or_end)
         await served.load(config.model, source)
-        _on_signals(served.stop)
+        _on_signals(stop)
         return await served.run()
 
     return uvloop.run(run())
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+class _Stop:
+    """What signals mean. The first: finish what runs, and go; SIGINT, which a person gives who ended this worker
+    and nothing else, also that nobody starts it again. One that comes a while later: hand back what runs.
+
+    Several at once are one: a supervisor tells its child, and so does the terminal or the end of that supervisor.
+    """
+
+    def __init__(self, served: Worker | ServedModels) -> None:
+        self._served = served
+        self._stopped_at = float("inf")
+
+    def __call__(self, number: int) -> None:
+        now = time.monotonic()
+        if now - self._stopped_at > _SAME_STOP_S:
+            self._served.hand_back()
+        self._stopped_at = min(self._stopped_at, now)
+        self._served.stop(for_good=number == signal.SIGINT)
+
+
+def _on_signals(heard: Callable[[int], None]) -> None:
     for number in _STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, heard, number)
 
 
 def _end_at_once_on_signals() -> None:
@@ -92,7 +115,7 @@ def _end_at_once_on_signals() -> None:
     By the kernel, which needs no turn of an interpreter that is busy. Process 1, a container's, it does not end so.
     """
     if os.getpid() == 1:
-        _on_signals(lambda: os._exit(0))
+        _on_signals(lambda _: os._exit(0))
         return
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -112,7 +135,7 @@ async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
         timeout_s=config.broker_timeout_s,
     )
     worker = Worker(engine, broker, *describe(), config)
-    _on_signals(worker.stop)
+    _on_signals(_Stop(worker))
     try:
         code = await worker.run()
     finally:

@@ -69,6 +69,7 @@ class ServedModels:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = False
+        self._goes_for_good = False
         self._failed = 0
 
     @property
@@ -109,7 +110,7 @@ class ServedModels:
         running = asyncio.create_task(self._run(name, worker, engine, broker), name=f"serve-{name}")
         self._served[name] = _Served(source, worker, running)
         if self._stopping:
-            worker.stop()
+            worker.stop(for_good=self._goes_for_good)
         registered = asyncio.create_task(worker.registered.wait(), name=f"register-{name}")
         await asyncio.wait([registered, running], return_when=asyncio.FIRST_COMPLETED)
         registered.cancel()
@@ -128,16 +129,22 @@ class ServedModels:
         served = self._served.get(name)
         if served is None:
             raise Refused(f"{name} is not served here", Refusal.NOT_SERVED)
-        served.worker.stop()
+        served.worker.stop(for_good=True)
         await asyncio.wait([served.running])
         gc.collect()  # an engine's parts know each other: its memory is free now, not some time later
 
-    def stop(self) -> None:
+    def stop(self, *, for_good: bool = False) -> None:
         """As `Worker.stop`, for all of them."""
         self._stopping = True
+        self._goes_for_good |= for_good
         self._ended.set()
         for served in self._served.values():
-            served.worker.stop()
+            served.worker.stop(for_good=for_good)
+
+    def hand_back(self) -> None:
+        self.stop()
+        for served in self._served.values():
+            served.worker.hand_back()
 
     async def run(self) -> int:
         """Obeys commands until `stop` is called or an engine dies; the process's exit code."""

@@ -65,13 +65,21 @@ class Worker:
             engine, broker, self._outbox, self._phases, config, on_waiting=self._claimer.wake
         )
         self._handing_back = asyncio.Event()
+        self._goes_for_good = False
         self.registered = asyncio.Event()
         """Set when gateways know the model."""
 
-    def stop(self) -> None:
-        """First call: claim nothing more, finish what runs within the grace period. Second: hand back at once."""
-        if self._stopping.is_set():
-            self._handing_back.set()
+    def stop(self, *, for_good: bool = False) -> None:
+        """Claim nothing more, finish what runs within the grace period.
+
+        `for_good`: nobody will start it again, and if it is the model's last worker the model goes with it.
+        """
+        self._goes_for_good |= for_good
+        self._stopping.set()
+
+    def hand_back(self) -> None:
+        """As `stop`, and what runs goes back to the queue at once."""
+        self._handing_back.set()
         self._stopping.set()
 
     async def run(self) -> int:
@@ -244,7 +252,11 @@ class Worker:
                     message="The engine failed while generating this answer.",
                 )
                 _log.info("requests_released", count=len(held))
-            await self._broker.farewell()
+            if self._goes_for_good and not failed:
+                is_gone = await self._broker.withdraw()
+                _log.info("model_withdrawn" if is_gone else "worker_withdrawn", model=self._card.model)
+            else:
+                await self._broker.farewell()
         except BrokerUnavailable as error:
             # Their leases lapse, and others go on from the log.
             _log.warning("hand_back_failed", error=str(error), held=len(self._outbox))

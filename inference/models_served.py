@@ -19,13 +19,15 @@ import structlog
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker, TokenizerMissing
 from engine_worker.protocol import ModelCard, Rung
-from inference.errors import InvalidRequest, NotFound, Overloaded
+from inference.errors import ApiError, InvalidRequest, NotFound, Overloaded
 from inference.prompts import PromptRenderer
 from inference.site_policy import NO_DEFAULTS, Defaults, ModelRule, Policy, SitePolicy
 
 log = structlog.get_logger(__name__)
 
 _REFRESH_S: Final = 1.0
+_UNAVAILABLE: Final = "model_unavailable"
+_UNKNOWN: Final = "model_not_found"
 WORKER_ABSENCE_S: Final = 30.0
 """A worker that restarts is waited for so long; then requests for its model are refused at once."""
 
@@ -57,6 +59,8 @@ class ModelCatalogue:
         self._gone_at: dict[str, float] = {}
         """Of models without a worker: when the first look found that."""
         self._unreadable: dict[str, ModelCard] = {}
+        self._withdrawn: frozenset[str] = frozenset()
+        """The operator unloaded them: not here, whoever names them."""
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
@@ -107,10 +111,10 @@ class ModelCatalogue:
         if name in self._unreadable:
             raise Overloaded(
                 f"The tokenizer or the chat template of '{name}' can't be read. Its operator has to register it anew.",
-                code="model_unavailable",
+                code=_UNAVAILABLE,
                 retry_after_ms=60_000,
             )
-        if model is None and not is_expected:
+        if model is None and (name in self._withdrawn or not is_expected):
             raise _not_found(asked)
         if model is None or not self._is_alive(name):
             raise _no_worker(name)
@@ -118,9 +122,12 @@ class ModelCatalogue:
 
     def refuse_without_worker(self, name: str) -> None:
         """For who waits in the queue, every few seconds: raises Overloaded where the last looks, for
-        WORKER_ABSENCE_S, found no worker. What Redis did not answer is no look.
+        WORKER_ABSENCE_S, found no worker, or NotFound where the operator unloaded it. What Redis did not answer
+        is no look.
         """
         self._refresh_if_stale()
+        if name in self._withdrawn:
+            raise _not_found(name)
         gone_at = self._gone_at.get(name)
         if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
             raise _no_worker(name)
@@ -164,7 +171,8 @@ class ModelCatalogue:
             ) from error
 
     async def _read_cards(self) -> None:
-        cards = await self._broker.model_cards()
+        known_models = await self._broker.known_models()
+        cards = known_models.cards
         workers = await self._broker.workers()
         loop = asyncio.get_running_loop()
         for card in cards:
@@ -190,6 +198,7 @@ class ModelCatalogue:
             # At once: requests look at both while the cards after this one are still being read. A gateway that
             # has just started gives an absent worker the same grace.
             self._alive_at.setdefault(card.model, time.monotonic())
+        self._withdrawn = known_models.withdrawn
         now = time.monotonic()
         for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
             self._models.pop(gone, None)
@@ -230,10 +239,17 @@ def refuse_other_kind(model: ServedModel, kind: str) -> None:
         )
 
 
+def refused_in_the_queue(code: str, message: str) -> ApiError | None:
+    """The error with which `refuse_without_worker` ended it; None: that was not what ended it."""
+    if code == _UNAVAILABLE:
+        return Overloaded(message, code=code, retry_after_ms=5000)
+    return NotFound(message, code=code, param="model") if code == _UNKNOWN else None
+
+
 def _no_worker(name: str) -> Overloaded:
     return Overloaded(
         f"No worker serves '{name}' at the moment. Try again shortly.",
-        code="model_unavailable",
+        code=_UNAVAILABLE,
         retry_after_ms=5000,
     )
 
@@ -241,7 +257,7 @@ def _no_worker(name: str) -> Overloaded:
 def _not_found(name: str) -> NotFound:
     return NotFound(
         f"The model '{name[:200]}' does not exist or you do not have access to it.",
-        code="model_not_found",
+        code=_UNKNOWN,
         param="model",
     )
 

@@ -12,7 +12,7 @@ from engine_worker.broker.errors import (
     TokenizerMissing,
     UnknownRequest,
 )
-from engine_worker.broker.gateway import Account, Enqueued, GatewayBroker, RequestState
+from engine_worker.broker.gateway import Account, Enqueued, GatewayBroker, KnownModels, RequestState
 from engine_worker.broker.keys import live_channel
 from engine_worker.broker.live import GAP, Gap, LiveChannel
 from engine_worker.broker.operator import DeadLetter, ModelQueue, OperatorBroker, TenantLine, TierQueue
@@ -33,6 +33,7 @@ __all__ = [
     "Gap",
     "GatewayBroker",
     "Held",
+    "KnownModels",
     "LiveChannel",
     "ModelQueue",
     "OperatorBroker",

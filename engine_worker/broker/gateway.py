@@ -70,6 +70,14 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownModels:
+    cards: list[ModelCard]
+    """Of models that have, or within a day had, a worker; by name."""
+    withdrawn: frozenset[str]
+    """Names of those whose last worker was told to go for good: see `WorkerBroker.withdraw`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """What is known of a request's charge before the ledger has it."""
 
@@ -184,6 +192,10 @@ class GatewayBroker:
         """
         await self._call("cancel", model, (request_id, if_last_watched_by))
 
+    async def refuse(self, model: str, request_id: str, *, code: str, message: str) -> None:
+        """Ends one that waits as a failure, with its reason; one that a worker has by now is left alone."""
+        await self._call("refuse", model, (request_id, code, message))
+
     async def expire(self, model: str, *, limit: int = 100) -> None:
         """The sweep: ends what outlived its deadline, takes requests from lost workers."""
         await self._call("expire", model, (limit,))
@@ -258,11 +270,19 @@ class GatewayBroker:
         return LiveChannel(self._url, channel, timeout_s=self._timeout_s)
 
     async def model_cards(self) -> list[ModelCard]:
-        """Models that have, or within a day had, a worker; by name."""
+        return (await self.known_models()).cards
+
+    async def known_models(self) -> KnownModels:
+        cards, withdrawn = [], set()
         async with bounded(self._timeout_s):
-            models = await self._models_known()
-            found: list[Any] = [await self._redis.get(keys.model_prefix(model) + "card") for model in models]
-        return [decode(card, ModelCard) for card in found if card]
+            for model in await self._models_known():
+                prefix = keys.model_prefix(model)
+                card, mark = cast(list[Any], await self._redis.mget([prefix + "card", prefix + "withdrawn"]))
+                if card is not None:
+                    cards.append(decode(card, ModelCard))
+                elif mark is not None:
+                    withdrawn.add(model)
+        return KnownModels(cards, frozenset(withdrawn))
 
     async def tokenizer_json(self, sha256: str) -> bytes:
         """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, TokenizerMissing."""

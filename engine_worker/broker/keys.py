@@ -30,6 +30,7 @@ the prefix, so it carries the same tag and lies in the same slot.
     better                list    ranks of work better than what waited      5 s
     usage                 stream  UsageEvents the ledger has not taken       acknowledged (4)
     card                  string  ModelCard                                  24 h after the last heartbeat
+    withdrawn             string  its last worker was told to go for good    a worker registers (7)
     workers               zset    worker ids by last heartbeat, server ms    60 s after the last heartbeat
     worker:ID             string  WorkerStatus                               15 s after its heartbeat
 
@@ -47,7 +48,8 @@ request has a deadline and the sweep that every gateway and worker runs ends it,
 counts. (2) Redis deletes an empty zset; each member is a live request, see (1). (3) A restart would
 let new arrivals pass older ones. (4) It is money: only the ledger's acknowledgement removes an entry.
 (5) Usage of a model whose workers are gone must still be found and drained. (6) And so long, not the
-retention, are a dead request and its log kept, prompt included: an operator may queue it again.
+retention, are a dead request and its log kept, prompt included: an operator may queue it again. (7) It is
+what the operator decided, however long ago, and no larger than the model's name in weir:models.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class WorkerBroker:
                 keys.tokenizer_key(card.tokenizer_sha256), tokenizer_json, ex=keys.CARD_TTL_S
             )
             await self._redis.set(self._prefix + "card", encode(card), ex=keys.CARD_TTL_S)
+            await self._redis.delete(self._prefix + "withdrawn")
             await cast(Any, self._redis.sadd(keys.MODELS, self.model))
 
     async def heartbeat(self, status: WorkerStatus, *, tokenizer_sha256: str) -> bool:
@@ -116,6 +117,10 @@ class WorkerBroker:
             pipe.delete(f"{self._prefix}worker:{self.worker_id}")
             pipe.zrem(self._prefix + "workers", self.worker_id)
             await pipe.execute()
+
+    async def withdraw(self) -> bool:
+        """The same of a worker that goes for good. True: it was the model's last, and the model is gone with it."""
+        return bool(await self._call("withdraw", (self.worker_id, keys.WORKER_TTL_MS)))
 
     async def claim(self, count: int, *, extra: int = 0, put_aside: int = 0) -> list[Claim]:
         """Up to `count` requests, in order: no more than can start now.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +24,7 @@ from inference.errors import (
     NotAllowed,
     Overloaded,
 )
+from inference.models_served import refused_in_the_queue
 from inference.runtime import Runtime
 from inference.services.refusal import bucket_headers
 from inference.services.turn import Waited
@@ -146,9 +148,19 @@ class Generation:
             chunk = await self._stream.next(min(timeout_s, _LOOK_S))
             if chunk is not None:
                 return chunk
-            self._runtime.models.refuse_without_worker(self.ticket.model)
+            await self._give_up_without_worker()
             timeout_s -= _LOOK_S
         return await self._stream.next(max(0.0, timeout_s))
+
+    async def _give_up_without_worker(self) -> None:
+        """Its end comes as a chunk then, for the record as for the client; unless a worker has it after all."""
+        try:
+            self._runtime.models.refuse_without_worker(self.ticket.model)
+        except ApiError as error:
+            with suppress(BrokerUnavailable):  # the next look tries again
+                await self._runtime.broker.refuse(
+                    self.ticket.model, self.ticket.request_id, code=error.code or "", message=error.message
+                )
 
     def take_ready(self) -> Chunk | None:
         """The next chunk if it is here already: what came together can be told together."""
@@ -215,6 +227,10 @@ class Generation:
             return Cancelled()
         if finish.error is not None and finish.error.code == "invalid_request":
             return InvalidRequest(finish.error.message)
+        if finish.error is not None:
+            refused = refused_in_the_queue(finish.error.code, finish.error.message)
+            if refused is not None:
+                return refused
         message = finish.error.message if finish.error else "The engine failed while generating this answer."
         return GenerationFailed(message, code=finish.error.code if finish.error else "engine_failed")
 

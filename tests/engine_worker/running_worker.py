@@ -33,8 +33,7 @@ class Running:
 
     async def close(self) -> None:
         if not self.task.done():
-            self.worker.stop()
-            self.worker.stop()
+            self.worker.hand_back()
             self.engine.resume()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.task, 10)

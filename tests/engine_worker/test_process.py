@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,11 +91,44 @@ async def test_a_second_signal_hands_back_at_once(spawn, gateway, make, model):
         return any(status.draining for status in await gateway.workers() if status.model == model)
 
     await until(drains)
-    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while process.poll() is None:  # one that comes at once with the first is the same
+        assert time.monotonic() < deadline, "it goes on"
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
     _, log = process.communicate(timeout=20)
     assert process.returncode == 0, log
     state = await gateway.request_state(model, "r1")
     assert (state.state, state.attempts) == ("queued", 0)
+
+
+async def test_signals_that_come_together_are_one(spawn, gateway, make, model):
+    """From a supervisor, and from its end or the terminal: what runs is finished all the same."""
+    process = spawn()
+    await put(gateway, make("r1", sampling=SamplingParams(max_tokens=100)))
+    await until(tokens_reached(gateway, model, "r1", 3), 30)
+    process.send_signal(signal.SIGTERM)
+    while "event=worker_draining" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert (await gateway.request_state(model, "r1")).finish.completion_tokens == 100
+
+
+@pytest.mark.parametrize(("number", "stays"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+async def test_a_model_whose_worker_a_person_ends_goes_with_it(spawn, gateway, model, number, stays):
+    """A supervisor's SIGTERM is followed by a start; at a terminal nobody starts it again."""
+    process = spawn()
+    while "event=worker_started" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    known = await gateway.known_models()
+    assert (model in {card.model for card in known.cards}) == stays
+    assert (model in known.withdrawn) != stays
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

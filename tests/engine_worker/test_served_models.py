@@ -98,6 +98,9 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         for name in (first, second):
             assert await ended(name, "r") == greedy(reference(sources[name]), PROMPT, 240)
         assert not [one for one in await gateway.workers() if one.model == first]
+        known = await gateway.known_models()
+        assert first not in {card.model for card in known.cards}
+        assert known.withdrawn & set(sources) == {first}
 
         assert (await ask("load", third, tmp_path / "nowhere")).error
         # Whatever a load fails with, the process and its other model go on.

@@ -12,6 +12,7 @@ from msgspec import structs
 from redis import asyncio as aioredis
 
 from engine_worker.broker import GatewayBroker, WorkerBroker, keys
+from inference import models_served
 from inference.errors import NotFound, Overloaded
 from inference.models_served import ModelCatalogue
 from inference.runtime import Runtime
@@ -92,3 +93,38 @@ async def test_a_model_is_served_while_the_card_after_it_is_still_read(runtime):
             await worker._redis.delete(keys.model_prefix(worker.model) + "card")
             await worker.aclose()
         await broker.aclose()
+
+
+async def test_a_model_that_was_unloaded_is_unknown_though_the_operator_names_it(runtime, monkeypatch):
+    """Between two workers it is only away, which is worth a retry; unloaded, nobody need ask again."""
+    monkeypatch.setattr(models_served, "_REFRESH_S", 0.0)
+    monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 0.0)
+    card = structs.replace(a_card(), model=f"m-{uuid.uuid4().hex}")
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+    catalogues = [
+        ModelCatalogue(runtime.broker, runtime.policy, expected=names) for names in ((), (card.model,))
+    ]
+    try:
+        await worker.register(card, byte_tokenizer().to_str().encode())
+        await worker.farewell()
+        for catalogue in catalogues:
+            with pytest.raises(Overloaded) as away:
+                await catalogue.get(card.model)
+            assert away.value.code == "model_unavailable"
+        await worker.withdraw()
+        for catalogue in catalogues:
+            with pytest.raises(NotFound) as gone:
+                await catalogue.get(card.model)
+            assert gone.value.code == "model_not_found"
+            assert card.model not in {served.card.model for served in await catalogue.all()}
+            with pytest.raises(NotFound):  # who waits in the queue
+                catalogue.refuse_without_worker(card.model)
+        monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 30.0)
+        await worker.register(card, byte_tokenizer().to_str().encode())
+        for catalogue in catalogues:
+            assert (await catalogue.get(card.model)).card == card
+    finally:
+        for catalogue in catalogues:
+            await catalogue.aclose()
+        await worker._redis.delete(keys.model_prefix(card.model) + "card")
+        await worker.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
@@ -281,14 +281,21 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
         events = events_of([streamed], render=lambda index, chunk: (), close=tuple)
         async with asyncio.timeout(60):
             answers = await asyncio.gather(collect([whole]), anext(events), return_exceptions=True)
-            while not isinstance(refused := await outcome_of(short.next(0.1)), Overloaded):
-                assert refused is None
-        for error in (*answers, refused):
+            while (chunk := await short.next(0.1)) is None:
+                pass
+        assert chunk.finish is not None
+        for error in (*answers, short.failure()):
             assert isinstance(error, Overloaded), error
             assert (error.code, error.retry_after_ms) == ("model_unavailable", 5000)
         short.leave()
         for waiting in (*batches, again):
             assert await waiting.next(1.0) is None
+        # On record as it was told: a failure with its reason, not a client that left.
+        for each in (whole, streamed, short):
+            account = await runtime.broker.account_of(name, each.ticket.request_id)
+            assert account.event is not None
+            told = (account.event.finish_reason, account.event.error_code, account.event.prompt_tokens)
+            assert told == ("error", "model_unavailable", 0)
         await settled(runtime)
         slots = len(batches)
         assert await left(runtime, patient) == [
@@ -307,13 +314,6 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
                 await asyncio.sleep(0.01)
     finally:
         await worker.aclose()
-
-
-async def outcome_of(work: Awaitable[Any]) -> Any:
-    try:
-        return await work
-    except Overloaded as error:
-        return error
 
 
 def replace_card(model: ServedModel, context_length: int) -> ModelCard:

@@ -106,13 +106,13 @@ local function finish(request, outcome, chunk, is_dead)
 end
 
 -- An end that no worker wrote.
-local function finish_as(request, reason, code, message)
+local function finish_as(request, reason, code, message, is_dead)
   finish(request, {
     reason = reason,
     prompt_tokens = request.epoch > 0 and request.prompt_tokens or 0, -- unclaimed: nothing was computed
     completion_tokens = request.tokens,
     error = code and { code = code, message = message } or nil,
-  }, nil, reason == 'error')
+  }, nil, is_dead)
 end
 
 -- A running request loses its worker: ended if its time or its attempts are over, else queued again;
@@ -127,7 +127,7 @@ local function give_back(request, heard, failed, code, message)
   elseif request.deadline <= now then
     finish_as(request, 'deadline')
   elseif request.attempts >= request.max_attempts then
-    finish_as(request, 'error', code, message)
+    finish_as(request, 'error', code, message, true)
   elseif leaves_at(request) <= now then
     finish_as(request, 'deadline')
   else

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from engine_worker.broker import GatewayBroker, Held, Verdict, WorkerBroker
 from tests.engine_worker.broker.driving import (
+    claim_one,
     end_backoffs,
     lapse_leases,
     last,
@@ -51,6 +52,28 @@ async def test_a_queued_request_that_is_cancelled_is_over_at_once(gateway, worke
     assert (event.finish_reason, event.completion_tokens, event.attempts) == ("cancelled", 0, 0)
     assert event.prompt_tokens == 0
     assert (event.claimed_at_ms, event.first_token_at_ms, event.worker_id) == (None, None, None)
+    assert await leftovers(redis_url, model) == set()
+
+
+async def test_who_waits_can_be_refused_with_a_reason(gateway, worker, make, model, redis_url):
+    """A failure on record, not a client that left; no dead letter. What a worker has is left to it."""
+    await put(gateway, make("runs"))
+    running = await claim_one(worker)
+    request = make("waits")
+    async with gateway.live(request.reply_channel) as live:
+        await put(gateway, request)
+        for name in ("runs", "waits", "waits", "nobody"):
+            await gateway.refuse(model, name, code="model_unavailable", message="No worker.")
+        (chunk,) = await anext(live)
+    assert (chunk.request_id, chunk.finish.reason) == ("waits", "error")
+    assert (chunk.finish.error.code, chunk.finish.error.message) == ("model_unavailable", "No worker.")
+    state = await gateway.request_state(model, "waits")
+    assert (state.state, state.finish) == ("finished", chunk.finish)
+    assert await publish(worker, running, last(running, 0, 5)) is Verdict.OK
+    (refused, served) = await usage_events(redis_url, model)
+    assert (refused.finish_reason, refused.error_code) == ("error", "model_unavailable")
+    assert (refused.prompt_tokens, refused.completion_tokens) == (0, 0)
+    assert (served.request_id, served.finish_reason) == ("runs", "stop")
     assert await leftovers(redis_url, model) == set()
 
 

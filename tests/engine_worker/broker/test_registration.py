@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from engine_worker.broker import TokenizerMissing
+from engine_worker.broker import TokenizerMissing, WorkerBroker
 from tests.engine_worker.broker.driving import card, status, until
 
 
@@ -32,6 +32,32 @@ async def test_a_worker_is_seen_while_its_heart_beats(gateway, worker, model, re
     await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
     await worker.farewell()
     assert await is_gone()
+
+
+async def test_a_model_goes_with_the_last_worker_that_goes_for_good(gateway, worker, model, redis_url):
+    other = WorkerBroker(redis_url, model=model, worker_id="w2", timeout_s=10)
+
+    async def known() -> tuple[bool, bool]:
+        found = await gateway.known_models()
+        return model in {card.model for card in found.cards}, model in found.withdrawn
+
+    try:
+        for each in (worker, other):
+            await each.register(card(model), b"{}")
+            await each.heartbeat(status(each), tokenizer_sha256=f"sha-of-{model}")
+        assert not await worker.withdraw()
+        assert await known() == (True, False)
+        assert await other.withdraw()
+        assert await known() == (False, True)
+        # One that was silent for a while, and so not counted, is back with its next heartbeat.
+        assert not await other.heartbeat(status(other), tokenizer_sha256=f"sha-of-{model}")
+        await other.register(card(model), b"{}")
+        assert await known() == (True, False)
+        # Who only leaves leaves the model: its next worker may be on its way.
+        await other.farewell()
+        assert await known() == (True, False)
+    finally:
+        await other.aclose()
 
 
 @pytest.mark.parametrize("lost", ["weir:{{m:{}}}:card", "weir:tokenizer:sha-of-{}", "weir:models"])

@@ -169,6 +169,13 @@ class Requests(RuleBasedStateMachine):
         elif expected.state == "running":
             expected.is_cancelled = True
 
+    @rule(request_id=requests)
+    def refuse(self, request_id: str) -> None:
+        self.runner.run(self.gateway.refuse(self.model, request_id, code="model_unavailable", message="m"))
+        expected = self.expected[request_id]
+        if expected.state == "queued":
+            self._over(expected, "error")
+
     @rule()
     def lapse_and_sweep(self) -> None:
         self.runner.run(lapse_leases(self.url, self.model))
