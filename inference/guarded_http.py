@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
@@ -56,11 +57,10 @@ def post(
     backend = _Guarded(
         tuple(allowed), is_plain=url.startswith("http://"), ends_at=time.monotonic() + timeout_s
     )
-    context = ssl.create_default_context(cafile=certifi.where())
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
     try:
         with (
-            httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
+            httpcore.ConnectionPool(ssl_context=_ssl_context(), network_backend=backend) as pool,
             pool.stream(
                 "POST", url, headers=list(headers), content=content, extensions={"timeout": timeouts}
             ) as answer,
@@ -70,6 +70,12 @@ def post(
         raise Unreachable(f"{type(error).__name__}: {error}"[:200]) from error
     except (httpcore.UnsupportedProtocol, UnicodeError, ValueError) as error:
         raise Forbidden("this is no address of the web") from error
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Once a process: reading the authorities' certificates takes 40 ms."""
+    return ssl.create_default_context(cafile=certifi.where())
 
 
 class _Guarded(httpcore.NetworkBackend):

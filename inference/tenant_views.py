@@ -6,7 +6,6 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
-from zoneinfo import available_timezones
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -19,9 +18,10 @@ from tenants.audit_log import COLUMNS, AuditWanted, audit_actions, audit_page, a
 from tenants.client_address import client_address
 from tenants.console import Console, tenant_page
 from tenants.csv_text import as_csv
+from tenants.models.tenant import zone_names
 from tenants.services import Actor, change_tenant
 
-_ZONES: Final = sorted(zone for zone in available_timezones() if "/" in zone and not zone.startswith("Etc/"))
+_ZONES: Final = sorted(zone for zone in zone_names() if "/" in zone and not zone.startswith("Etc/"))
 _AUDIT_ROWS = 25
 """A page of the log: each may say many values."""
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import httpx
 import hypothesis
 import pytest
 from django.db import connection
 
 from tenants.row_security import NOBODY_YET, bound_to
+from tests import emptying
 from tests.factories import Cast, make_cast
+
+emptying.install()
+# Each client of httpx, and so of OpenAI's and Anthropic's SDKs, would read the authorities' certificates anew: 40 ms.
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)
 
 # How fast a machine makes examples says nothing of what they are for: a busy one failed tests by that.
 hypothesis.settings.register_profile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
 import uuid_utils.compat
@@ -11,6 +12,12 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from tenants.models.tier import Tier
+
+
+@cache
+def zone_names() -> frozenset[str]:
+    """Of the IANA database. Once a process: they are looked up file by file."""
+    return frozenset(available_timezones())
 
 
 class Tenant(models.Model):
@@ -76,7 +83,7 @@ class Tenant(models.Model):
         return self.name
 
     def clean(self) -> None:
-        if self.timezone not in available_timezones():
+        if self.timezone not in zone_names():
             raise ValidationError({"timezone": "No time zone of the IANA database, as Europe/Berlin is."})
 
     @property
