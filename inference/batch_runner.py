@@ -23,7 +23,6 @@ from django.utils import timezone
 from inference.batch_lines import Line
 from inference.errors import (
     ApiError,
-    BudgetSpent,
     Conflict,
     Overloaded,
     RateLimited,
@@ -149,13 +148,10 @@ class _BatchRun:
     async def _work(self, principal: Principal) -> None:
         while self._todo and time.monotonic() < self._until:
             number, line = self._todo.popleft()
-            request_id, status = "", 200
             try:
-                request_id, answer = await self._answer(principal, number, line)
+                request_id, status, answer = await self._answer(principal, number, line)
             except _NotNow:
                 return
-            except ApiError as error:
-                status, answer = error.http_status, {"error": error.body()}
             told = {
                 "id": f"batch_req_{self._batch.batch_id.removeprefix('batch_')}_{number}",
                 "custom_id": line.custom_id,
@@ -164,13 +160,14 @@ class _BatchRun:
             }
             await sync_to_async(batches.record_line)(self._batch, number, told, is_error=status != 200)
 
-    async def _answer(self, principal: Principal, number: int, line: BatchLine) -> tuple[str, Any]:
+    async def _answer(self, principal: Principal, number: int, line: BatchLine) -> tuple[str, int, Any]:
+        """The id of its last attempt, a status and a body."""
+        request_id = ""
+        refused: ApiError = Overloaded("The line was refused too often.")
         for attempt in range(_ATTEMPTS_MAX):
             request_id = f"{self._batch.batch_id.replace('_', '-')}-{number}-{attempt}"
             try:
-                return request_id, await self._attempt(principal, request_id, line)
-            except BudgetSpent:
-                raise
+                return request_id, 200, await self._attempt(principal, request_id, line)
             except Conflict:
                 continue  # an attempt that was refused
             except (RateLimited, Overloaded) as error:
@@ -178,7 +175,10 @@ class _BatchRun:
                 if time.monotonic() + wait_s > self._until:
                     raise _NotNow from error
                 await asyncio.sleep(wait_s)
-        raise Overloaded("The line was refused too often.")
+            except ApiError as error:
+                refused = error
+                break
+        return request_id, refused.http_status, {"error": refused.body()}
 
     async def _attempt(self, principal: Principal, request_id: str, line: BatchLine) -> Any:
         """The line's answer, begun now or by a run that died. Raises Conflict where that attempt was refused."""

@@ -24,10 +24,12 @@ from typing import Any, ClassVar
 
 
 class ApiError(Exception):
-    """`message` goes to the client; `code` and `param` are for programs and may be None."""
+    """`message` goes to the client; `code` and `param` are for programs. A `param` of None is no field's fault."""
 
     status: ClassVar[int] = 500
     type: str = "server_error"
+    code: str = "internal_error"
+    """Where nothing more exact is said."""
 
     def __init__(
         self,
@@ -40,7 +42,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        if code is not None:
+            self.code = code
         self.param = param
         self.retry_after_ms = retry_after_ms
         self.headers = headers or {}
@@ -66,31 +69,37 @@ class ApiError(Exception):
 class InvalidRequest(ApiError):
     status = 400
     type = "invalid_request_error"
+    code = "invalid_request"
 
 
 class Unauthenticated(ApiError):
     status = 401
     type = "invalid_request_error"
+    code = "invalid_api_key"
 
 
 class NotAllowed(ApiError):
     status = 403
     type = "invalid_request_error"
+    code = "insufficient_permissions"
 
 
 class NotFound(ApiError):
     status = 404
     type = "invalid_request_error"
+    code = "not_found"
 
 
 class MethodNotAllowed(ApiError):
     status = 405
     type = "invalid_request_error"
+    code = "method_not_allowed"
 
 
 class Conflict(ApiError):
     status = 409
     type = "invalid_request_error"
+    code = "conflict"
 
 
 class Cancelled(ApiError):
@@ -106,16 +115,19 @@ class Cancelled(ApiError):
 class TooLarge(ApiError):
     status = 413
     type = "invalid_request_error"
+    code = "request_too_large"
 
 
 class Unprocessable(ApiError):
     status = 422
     type = "invalid_request_error"
+    code = "unprocessable"
 
 
 class UnsupportedMedia(ApiError):
     status = 415
     type = "invalid_request_error"
+    code = "unsupported_media_type"
 
 
 class RateLimited(ApiError):

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import certifi
 import httpcore
@@ -42,6 +45,46 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
         if any(address in network for network in _6TO4_AND_TEREDO):
             return False
     return address.is_global and not address.is_multicast
+
+
+def judged(host: str, port: int, *, is_plain: bool, allowed: Iterable[Network]) -> str:
+    """An address of `host` that may be connected to. Raises Forbidden; OSError where it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [ip_address(str(info[4][0]).partition("%")[0]) for info in found]
+    for address in addresses:
+        if any(address in network for network in allowed):
+            continue
+        if not is_public(address):
+            raise Forbidden(f"{host} is not in the public internet")
+        if is_plain:
+            raise Forbidden("without TLS nothing is sent into the internet")
+    return str(addresses[0])
+
+
+def refuse_forbidden(url: str, *, timeout_s: float, allowed: Iterable[Network] = ()) -> None:
+    """Raises Forbidden where `post` would, as far as it can be told now: a name that is not found, or not soon, may
+    be there when it is sent to."""
+    parts = urlsplit(url)
+    host, is_plain = parts.hostname or "", parts.scheme == "http"
+    port = parts.port or (80 if is_plain else 443)
+    outcome: Future[str] = Future()
+
+    def judge() -> None:
+        try:
+            outcome.set_result(judged(host, port, is_plain=is_plain, allowed=allowed))
+        except Exception as error:
+            outcome.set_exception(error)
+
+    # A thread of its own: the system's resolver takes as long as it likes.
+    threading.Thread(target=judge, name="judge-address", daemon=True).start()
+    try:
+        outcome.result(timeout_s)
+    except Forbidden:
+        raise
+    except (UnicodeError, ValueError) as error:
+        raise Forbidden("this is no address of the web") from error
+    except (OSError, TimeoutError):
+        return
 
 
 def post(
@@ -99,18 +142,9 @@ class _Guarded(httpcore.NetworkBackend):
 
     def _judged(self, host: str, port: int) -> str:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return judged(host, port, is_plain=self._is_plain, allowed=self._allowed)
         except OSError as error:
             raise httpcore.ConnectError("the name is not found") from error
-        addresses = [ip_address(str(info[4][0]).partition("%")[0]) for info in found]
-        for address in addresses:
-            if any(address in network for network in self._allowed):
-                continue
-            if not is_public(address):
-                raise Forbidden(f"{host} is not in the public internet")
-            if self._is_plain:
-                raise Forbidden("without TLS nothing is sent into the internet")
-        return str(addresses[0])
 
     def _left(self) -> float:
         return max(0.01, self._ends_at - time.monotonic())

@@ -9,6 +9,7 @@ from typing import Final
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
+from django.urls import Resolver404, resolve
 from django.views import defaults
 from django.views.csrf import csrf_failure as csrf_page
 
@@ -69,10 +70,21 @@ def _come_back(request: HttpRequest, away: Overloaded) -> HttpResponse:
 
 
 def no_such_url(request: HttpRequest) -> HttpResponse:
-    return render_error(
-        request,
-        NotFound(f"There is no {request.method} {request.path[:200]} here.", code="unknown_url"),
-    )
+    words = f"There is no {request.method} {request.path[:200]} here."
+    if meant := _meant(request.path_info):
+        words += f" Did you mean {meant[:200]}?"
+    return render_error(request, NotFound(words, code="unknown_url"))
+
+
+def _meant(path: str) -> str | None:
+    """The address that it would be without slashes too many. Not a redirect: a POST would arrive as a GET."""
+    plain = re.sub("/+", "/", path).rstrip("/")
+    if plain == path:
+        return None
+    try:
+        return plain if resolve(plain).url_name else None  # what takes the rest has no name
+    except Resolver404:
+        return None
 
 
 def _asks_as_program(request: HttpRequest) -> bool:

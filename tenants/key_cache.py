@@ -37,7 +37,10 @@ _UNKNOWN_TTL_S: Final = 1.0
 """How long it is remembered that there is no such key, so that one bad client does not query at each call."""
 _RECHECK_S: Final = 0.1
 """So often at most a wrong secret for a key that is known makes us read the key again."""
-_DATABASE_TIMEOUT_S: Final = 1.0
+_DATABASE_TIMEOUT_S: Final = 3.0
+"""A key that is not known here waits so long for its row: a busy database, just after a deployment say, is not away."""
+_KNOWN_WAIT_S: Final = 1.0
+"""Known ones wait so long for the epoch, and are served as last seen then, while it is still being read."""
 _DATABASE_RETRY_S: Final = 1.0
 """After a failure the epoch is asked for again only after this long: known keys don't wait for a dead database."""
 _CAPACITY: Final = 10_000
@@ -67,12 +70,14 @@ class KeyCache:
         load_epoch: Callable[[], UUID | None] = read_auth_epoch,
         clock: Callable[[], float] = time.monotonic,
         database_timeout_s: float = _DATABASE_TIMEOUT_S,
+        known_wait_s: float = _KNOWN_WAIT_S,
         capacity: int = _CAPACITY,
     ) -> None:
         self._load_key = load_key
         self._load_epoch = load_epoch
         self._clock = clock
         self._timeout_s = database_timeout_s
+        self._known_wait_s = known_wait_s
         self._capacity = capacity
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._loading: dict[str, asyncio.Task[StoredKey | None]] = {}
@@ -80,6 +85,7 @@ class KeyCache:
         self._epoch_at = float("-inf")
         self._failed_at = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_began_at = float("-inf")
         self._uses = KeyUseLog(clock=clock)
         # Not Django's one shared thread: a hung database must not hold up whatever else waits for it.
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="key-cache")
@@ -126,13 +132,15 @@ class KeyCache:
             return
         in_trouble = self._failed_at > self._epoch_at
         if self._refreshing is None and not (in_trouble and now - self._failed_at <= _DATABASE_RETRY_S):
+            self._refresh_began_at = now
             # For everybody: not in the context of the request that found the last one too old.
             self._refreshing = asyncio.create_task(
                 self._refresh_once(), name="refresh-auth-epoch", context=Context()
             )
         if self._refreshing is not None and not in_trouble:
-            # Shielded: a caller that leaves must not stop it for the others.
-            await asyncio.shield(self._refreshing)
+            # Not awaited itself: a caller that leaves must not stop it for the others.
+            left = self._refresh_began_at + self._known_wait_s - now
+            await asyncio.wait([self._refreshing], timeout=max(0.0, left))
         # In trouble nobody waits: known keys are served as last seen, while one task goes on asking.
 
     async def _refresh_once(self) -> None:

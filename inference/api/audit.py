@@ -22,7 +22,7 @@ from tenants.principal import Scope
 @endpoint("GET", scope=Scope.ADMIN, query=AuditPageQuery, answer=AuditPage)
 async def audit(call: ApiCall) -> HttpResponse:
     """Who changed what, from where, before and after; newest first."""
-    asked = call.query(AuditPageQuery)
+    asked = call.query(AuditPageQuery, refuses_others=True)
     if asked.page and not is_place(asked.page):
         raise InvalidRequest("'page' will not do: take the `next_page` of an answer.", param="page")
     entries, after = await sync_to_async(audit_page)(
@@ -34,7 +34,7 @@ async def audit(call: ApiCall) -> HttpResponse:
 @endpoint("GET", scope=Scope.ADMIN, query=AuditQuery, answer=bytes, media=("text/csv; charset=utf-8",))
 async def export(call: ApiCall) -> HttpResponse:
     """The same as CSV, at most 200,000 lines."""
-    wanted, tenant_id = _wanted(call, call.query(AuditQuery)), call.principal.tenant_id
+    wanted, tenant_id = _wanted(call, call.query(AuditQuery, refuses_others=True)), call.principal.tenant_id
     content = await sync_to_async(lambda: as_csv(COLUMNS, audit_rows(tenant_id, wanted)))()
     return download(content, "audit.csv", "text/csv; charset=utf-8")
 

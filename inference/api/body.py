@@ -26,7 +26,19 @@ def read_body(request: HttpRequest, kind: type[_Request]) -> _Request:
         raise UnsupportedMedia(
             f"The body's charset is '{charset[:40]}': send UTF-8.", code="unsupported_media_type"
         )
+    refuse_encoded(request)
     return read_json(request.body, kind)
+
+
+def refuse_encoded(request: HttpRequest) -> None:
+    """Raises UnsupportedMedia: a compressed body is not unpacked here."""
+    encoding = request.headers.get("Content-Encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedMedia(
+            f"Content-Encoding is '{encoding[:80]}': send the body as it is, without one.",
+            param="Content-Encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 def _parameters(text: str) -> list[tuple[str, str]]:

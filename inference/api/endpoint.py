@@ -26,7 +26,7 @@ from inference.errors import (
     Unauthenticated,
 )
 from inference.runtime import Runtime, get_runtime
-from inference.schemas.reading import read_query
+from inference.schemas.reading import read_query, refuse_unknown
 from inference.services.idempotency import Claim
 from inference.services.submission import new_request_id
 from tenants.auth import authenticate_bearer
@@ -65,11 +65,17 @@ class ApiCall:
         """The body as a request struct. Raises InvalidRequest, TooLarge, UnsupportedMedia."""
         return read_body(self.request, kind)
 
-    def query(self, kind: type[_Query]) -> _Query:
-        """The query's parameters as a struct; others are left alone. Raises InvalidRequest."""
+    def query(self, kind: type[_Query], *, refuses_others: bool = False) -> _Query:
+        """The query's parameters as a struct. Raises InvalidRequest.
+
+        Others are left alone, as OpenAI does: clients and what stands before us add their own (`beta`,
+        `api-version`). `refuses_others`: where one that was meant as a filter would leave a wrong sum.
+        """
         given: dict[str, list[str]] = {}
         for name, texts in self.request.GET.lists():
             given.setdefault(name.removesuffix("[]"), []).extend(texts)  # lists, as OpenAI's SDKs send them
+        if refuses_others:
+            refuse_unknown(given, kind)
         return read_query(given, kind)
 
     def resume_grace_s(self) -> float:

@@ -10,6 +10,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpResponse
 from django.http.multipartparser import MultiPartParserError
 
+from inference.api.body import refuse_encoded
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.errors import InvalidRequest, UnsupportedMedia
 from inference.schemas.batches import Deleted, FileObject, FilePage, FileUpload, Page, file_object
@@ -28,6 +29,7 @@ async def _upload(call: ApiCall) -> HttpResponse:
             "Upload a file as multipart/form-data with the fields 'file' and 'purpose'.",
             code="unsupported_media_type",
         )
+    refuse_encoded(call.request)
     return call.respond(file_object(await sync_to_async(_uploaded)(call)))
 
 

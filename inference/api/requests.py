@@ -55,7 +55,11 @@ async def retrieve_request(call: ApiCall, request_id: str) -> HttpResponse:
 async def cancel_request(call: ApiCall, request_id: str) -> HttpResponse:
     """Ends a request: one that waits at once, one that runs with its worker's next step. What has ended stays so."""
     if request_id.startswith("batch-"):
-        raise Conflict("This request is a line of a batch: cancel the batch.", param="request_id")
+        raise Conflict(
+            "This request is a line of a batch: cancel the batch.",
+            code="request_of_batch",
+            param="request_id",
+        )
     model, _ = await find_request(call.runtime, call.principal, request_id)
     await call.runtime.broker.cancel(model, request_id)
     state = await find_request(call.runtime, call.principal, request_id, model=model)

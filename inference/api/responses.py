@@ -15,7 +15,7 @@ from inference.api.sse import Framing, events_of
 from inference.database_thread import database_thread
 from inference.errors import ApiError, Conflict, GenerationFailed, InvalidRequest, NotFound
 from inference.runtime import Runtime
-from inference.schemas.queries import ItemsQuery
+from inference.schemas.queries import ItemsQuery, ResponseQuery
 from inference.schemas.response_answers import (
     InputTokens,
     ItemList,
@@ -105,10 +105,10 @@ async def count_input_tokens(call: ApiCall) -> HttpResponse:
     return call.respond(InputTokens(len(prompt)))
 
 
-@endpoint("GET", scope=Scope.INFERENCE, answer=ResponseObject, errors=(404,))
+@endpoint("GET", scope=Scope.INFERENCE, query=ResponseQuery, answer=ResponseObject, errors=(404,))
 async def _retrieve(call: ApiCall, *, response_id: str) -> HttpResponse:
     """A stored response, as it stands."""
-    if call.request.GET.get("stream") == "true":
+    if call.query(ResponseQuery).stream:
         raise InvalidRequest(
             "A stored response can't be streamed: leave 'stream' out.",
             param="stream",
@@ -181,7 +181,11 @@ async def _history(call: ApiCall, previous: str | None) -> list[dict[str, Any]]:
             param="previous_response_id",
         ) from error
     if not kept.is_final:
-        raise Conflict("The previous response has not ended yet.", param="previous_response_id")
+        raise Conflict(
+            "The previous response has not ended yet.",
+            code="response_not_ended",
+            param="previous_response_id",
+        )
     return kept.conversation()
 
 

@@ -13,8 +13,9 @@ from inference.api.report_parameters import read_number, read_report
 from inference.downloads import download
 from inference.errors import InvalidRequest
 from inference.replica import on_replica
-from inference.reports import BadCursor, Dimension, usage_page
+from inference.reports import BadCursor, usage_page
 from inference.schemas.queries import StatementQuery, UsageQuery
+from inference.schemas.reading import refuse_unknown
 from inference.schemas.usage import UsagePage, usage_line
 from inference.selectors import today_of
 from inference.statement_pdf import statement_pdf
@@ -24,7 +25,6 @@ from tenants.principal import Scope
 
 _LIMIT_MAX: Final = 1000
 _LIMIT: Final = 100
-_PARAMETERS: Final = {"start", "end", "bucket_width", "group_by", "limit", "page", *Dimension}
 
 
 @endpoint("GET", scope=Scope.USAGE_READ, query=UsageQuery, answer=UsagePage)
@@ -58,9 +58,7 @@ def _statement_file(tenant_id: int, asked: str) -> bytes:
 
 async def _page(call: ApiCall, *, with_counts: bool) -> HttpResponse:
     asked = call.request.GET
-    for name in asked:
-        if name not in _PARAMETERS:
-            raise InvalidRequest(f"There is no parameter '{name[:80]}' here.", param=name[:80])
+    refuse_unknown(asked, UsageQuery)
     report = read_report(asked, call.principal)
     limit = read_number(asked.get("limit"), "limit", default=_LIMIT)
     if not 1 <= limit <= _LIMIT_MAX:

@@ -14,6 +14,7 @@ from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.error_shapes import invalid_request
 from inference.errors import NotFound
+from inference.schemas.queries import AlertsQuery
 from inference.schemas.webhooks import (
     AlertList,
     Deleted,
@@ -46,10 +47,11 @@ from tenants.principal import Scope
 _P = ParamSpec("_P")
 
 
-@endpoint("GET", scope=Scope.USAGE_READ, answer=AlertList)
+@endpoint("GET", scope=Scope.USAGE_READ, query=AlertsQuery, answer=AlertList)
 async def alerts(call: ApiCall) -> HttpResponse:
     """What the tenant was told of its budgets and keys."""
-    rows = await sync_to_async(latest_alerts)(call.principal.tenant_id)
+    limit = call.query(AlertsQuery).limit
+    rows = await sync_to_async(latest_alerts)(call.principal.tenant_id, limit=limit)
     return call.respond(AlertList([alert_object(row) for row in rows]))
 
 

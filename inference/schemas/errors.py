@@ -14,7 +14,7 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None
     """The field at fault."""
-    code: str | None
+    code: str
     retry_after: int | msgspec.UnsetType = msgspec.UNSET
     """Seconds, as the header Retry-After has them; also where the error is an event of a stream."""
 
@@ -26,7 +26,7 @@ class ErrorAnswer(msgspec.Struct):
 class AnthropicErrorDetail(msgspec.Struct):
     type: str
     message: str
-    code: str | None
+    code: str
     """Ours: Anthropic's types tell less apart."""
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     """Where its SDKs look for more."""

@@ -25,6 +25,15 @@ class ItemsQuery(msgspec.Struct, kw_only=True):
     order: Literal["asc", "desc"] = "desc"
 
 
+class AlertsQuery(msgspec.Struct, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
+class ResponseQuery(msgspec.Struct, kw_only=True):
+    stream: bool = False
+    """Only false: what is stored is not streamed."""
+
+
 class StreamQuery(msgspec.Struct, kw_only=True):
     """How the stream was asked for in the first place."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar, get_origin
 
@@ -64,6 +65,15 @@ def read_query(given: dict[str, list[str]], kind: type[_Request]) -> _Request:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(_sentence(str(error), kind), param=_param(str(error))) from error
+
+
+def refuse_unknown(given: Iterable[str], kind: type[msgspec.Struct]) -> None:
+    """Raises InvalidRequest where a query has a parameter that `kind` has not."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    if name := next((name for name in given if name not in known), None):
+        raise InvalidRequest(
+            f"There is no parameter '{name[:80]}' here: {', '.join(known)}.", param=name[:80]
+        )
 
 
 def _reason(body: bytes, error: Exception) -> str:

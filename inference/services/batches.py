@@ -60,7 +60,9 @@ def cancel_batch(principal: Principal, batch_id: str) -> Batch:
     if not rows.update(status=BatchStatus.CANCELLING, cancelling_at=timezone.now()):
         row.refresh_from_db()
         if row.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
-            raise Conflict(f"The batch is {row.status} already.", param="batch_id")
+            raise Conflict(
+                f"The batch is {row.status} already.", code="batch_not_cancellable", param="batch_id"
+            )
     row.refresh_from_db()
     return row
 

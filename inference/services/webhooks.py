@@ -15,11 +15,13 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
+from inference.guarded_http import Forbidden, refuse_forbidden
 from inference.models import AlertKind, DeliveryState, WebhookDelivery, WebhookEndpoint
 from tenants.models import Tenant
 from tenants.services import Actor, record_audit
 
 ENDPOINTS_MAX: Final = 10
+_RESOLVE_S: Final = 2.0
 OVERLAP_MAX: Final = timedelta(days=7)
 
 
@@ -45,15 +47,18 @@ def _secret(public_id: UUID, serial: int) -> bytes:
     return salted_hmac("weir.webhook", f"{public_id}\0{serial}", algorithm="sha256").digest()
 
 
-@transaction.atomic
 def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[str] = ()) -> WebhookEndpoint:
     """Raises django.core.exceptions.ValidationError when a value won't do."""
+    url = _reachable(url)  # before any lock: a name may take its time
+    with transaction.atomic():
+        return _create(actor, tenant, url, kinds)
+
+
+def _create(actor: Actor, tenant: Tenant, url: str, kinds: Iterable[str]) -> WebhookEndpoint:
     Tenant.objects.select_for_update(no_key=True).get(pk=tenant.pk)  # the count below holds until the commit
     if WebhookEndpoint.objects.for_tenant(tenant).count() >= ENDPOINTS_MAX:
         raise ValidationError({"url": f"A tenant has at most {ENDPOINTS_MAX} endpoints."})
-    endpoint = WebhookEndpoint(
-        tenant=tenant, url=_checked(url), kinds=sorted(set(kinds)), created_by=actor.label
-    )
+    endpoint = WebhookEndpoint(tenant=tenant, url=url, kinds=sorted(set(kinds)), created_by=actor.label)
     _refuse_twice(endpoint)
     endpoint.full_clean()
     endpoint.save()
@@ -63,14 +68,22 @@ def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[st
     return endpoint
 
 
-@transaction.atomic
 def change_webhook(
     *, actor: Actor, endpoint: WebhookEndpoint, url: str, kinds: Iterable[str], is_enabled: bool
 ) -> WebhookEndpoint:
     """Raises WebhookNotFound, and django.core.exceptions.ValidationError when a value won't do."""
+    if url != endpoint.url:  # one that was taken before can still be switched off
+        url = _reachable(url)
+    with transaction.atomic():
+        return _change(actor, endpoint, url, kinds, is_enabled)
+
+
+def _change(
+    actor: Actor, endpoint: WebhookEndpoint, url: str, kinds: Iterable[str], is_enabled: bool
+) -> WebhookEndpoint:
     locked = _locked(endpoint)
     before = _values(locked)
-    locked.url, locked.kinds = _checked(url), sorted(set(kinds))
+    locked.url, locked.kinds = url, sorted(set(kinds))
     if is_enabled:
         locked.disabled_at, locked.disabled_reason = None, ""
     elif locked.disabled_at is None:
@@ -203,8 +216,18 @@ def recent_deliveries(endpoint: WebhookEndpoint, *, limit: int = 50) -> list[Web
     return list(rows.select_related("alert")[:limit])
 
 
+def _reachable(url: str) -> str:
+    """One to which something can be sent. What is behind a name is judged again at each delivery."""
+    url = _checked(url)
+    try:
+        refuse_forbidden(url, timeout_s=_RESOLVE_S, allowed=settings.WEBHOOK_NETWORKS)
+    except Forbidden as error:
+        raise ValidationError({"url": f"Nothing could be sent there: {error}."}) from None
+    return url
+
+
 def _checked(url: str) -> str:
-    """What can be told from the text alone; the addresses behind it are judged at each delivery."""
+    """What can be told from the text alone."""
     url = url.strip()
     try:
         parts = urlsplit(url)

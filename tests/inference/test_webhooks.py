@@ -326,8 +326,21 @@ def test_an_address_is_checked_when_it_is_given(tenant, settings):
             webhooks.create_webhook(actor=TEST, tenant=tenant, url=url)
     with pytest.raises(ValidationError):
         webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://example.com", kinds=["all"])
-    # Where it leads is judged when something is sent; the log tells no more than that it was not.
+    # What could never be sent to is refused by the rule that sending goes by, with its reason.
+    for host in ("127.0.0.1:9", "localhost", "[::1]", "10.1.2.3", "2130706433", "169.254.169.254"):
+        with pytest.raises(ValidationError, match="not in the public internet"):
+            webhooks.create_webhook(actor=TEST, tenant=tenant, url=f"https://{host}/")
+    known = webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://nobody.invalid/")
+    with pytest.raises(ValidationError, match="not in the public internet"):
+        webhooks.change_webhook(
+            actor=TEST, endpoint=known, url="https://127.0.0.1/", kinds=[], is_enabled=True
+        )
+    # It is judged again when something is sent: a name may lead elsewhere by then. The log tells no more.
+    settings.WEBHOOK_NETWORKS = LOOPBACK
     endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://127.0.0.1:9/")
+    settings.WEBHOOK_NETWORKS = []
+    webhooks.change_webhook(actor=TEST, endpoint=endpoint, url=endpoint.url, kinds=[], is_enabled=False)
+    webhooks.change_webhook(actor=TEST, endpoint=endpoint, url=endpoint.url, kinds=[], is_enabled=True)
     webhooks.try_webhook(actor=TEST, endpoint=endpoint)
     assert send_deliveries() == 0
     assert webhooks.recent_deliveries(endpoint)[0].log[0]["error"] == (
@@ -357,6 +370,8 @@ def test_through_the_api(http, key):
     (delivery,) = http.get(f"webhooks/{webhook_id}/deliveries").json()["data"]
     assert (delivery["id"], delivery["alert"]) == (tried.json()["id"], None)
     assert http.get("alerts").json() == {"data": [], "object": "list"}
+    inside = http.post("webhooks", json={"url": "https://10.0.0.7/hook"})
+    assert (inside.status_code, inside.json()["error"]["param"]) == (400, "url")
     assert http.delete(f"webhooks/{webhook_id}").json()["deleted"] is True
     assert http.get(f"webhooks/{webhook_id}").json()["error"]["code"] == "webhook_not_found"
     entry = AuditEntry.objects.filter(tenant=tenant, action="webhook.created").get()

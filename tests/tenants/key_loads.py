@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from django.conf import settings
 from django.db import OperationalError
 
@@ -11,6 +13,7 @@ from tenants.services import IssuedKey
 
 PATIENT_S = 30.0
 """For the database to answer, where a test isn't about one that doesn't."""
+PATIENT: Final = {"database_timeout_s": PATIENT_S, "known_wait_s": PATIENT_S}
 
 
 class Clock:

@@ -20,7 +20,7 @@ from tenants.principal import LimitMetric
 from tenants.principal_selectors import StoredKey, find_stored_key
 from tenants.services import revoke_api_key, rotate_api_key
 from tests.factories import TEST, make_key, make_tier, set_limit
-from tests.tenants.key_loads import PATIENT_S, Clock, CountedLoads, secret_of
+from tests.tenants.key_loads import PATIENT, Clock, CountedLoads, secret_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,9 +30,7 @@ def test_a_warm_key_costs_no_query_but_the_epoch():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(
-            load_key=loads.key, load_epoch=loads.epoch, clock=clock, database_timeout_s=PATIENT_S
-        )
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock, **PATIENT)
         for _ in range(100):
             assert await cache.get(*secret_of(issued))
         assert (loads.keys, loads.epochs) == (1, 1)
@@ -49,7 +47,7 @@ def test_many_callers_of_a_cold_key_load_it_once_and_one_that_leaves_harms_none(
     loads = CountedLoads()
 
     async def main() -> None:
-        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, database_timeout_s=PATIENT_S)
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, **PATIENT)
         callers = [asyncio.create_task(cache.get(*secret_of(issued))) for _ in range(50)]
         await asyncio.sleep(0)
         callers[0].cancel()
@@ -67,9 +65,7 @@ def test_a_new_secret_is_good_at_once_and_wrong_ones_cost_few_queries():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(
-            load_key=loads.key, load_epoch=loads.epoch, clock=clock, database_timeout_s=PATIENT_S
-        )
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock, **PATIENT)
         assert await cache.get(*secret_of(issued))
         turned = await sync_to_async(rotate_api_key)(actor=TEST, api_key=issued.api_key, rotation_id="r" * 22)
         lookup_id, digest = secret_of(turned)
@@ -90,9 +86,7 @@ def test_the_cache_is_bounded_and_unknown_keys_are_remembered_for_a_second():
     loads, clock = CountedLoads(), Clock()
 
     async def main() -> None:
-        cache = KeyCache(
-            load_key=loads.key, load_epoch=loads.epoch, clock=clock, capacity=3, database_timeout_s=PATIENT_S
-        )
+        cache = KeyCache(load_key=loads.key, load_epoch=loads.epoch, clock=clock, capacity=3, **PATIENT)
         for _ in range(5):
             assert await cache.get("unknown", b"") is None
         assert loads.keys == 1
@@ -130,7 +124,7 @@ def test_every_change_reaches_a_warm_cache_with_the_next_epoch(what):
                     cursor.execute("UPDATE tenants_apikey SET revoked_at = now()")
 
     async def main() -> None:
-        cache = KeyCache(clock=clock, database_timeout_s=PATIENT_S)
+        cache = KeyCache(clock=clock, **PATIENT)
         before = await cache.get(*secret_of(issued))
         await sync_to_async(change)()
         clock.now += 0.6
@@ -169,7 +163,7 @@ def test_a_load_that_overlaps_the_revocation_does_not_bring_the_key_back(kind, c
         return stored
 
     async def main() -> None:
-        cache = kind(load_key=slow_load, clock=clock, database_timeout_s=20)
+        cache = kind(load_key=slow_load, clock=clock, **PATIENT)
         overlapping = asyncio.create_task(cache.get(*secret_of(issued)))
         assert await asyncio.to_thread(was_read.wait, 10)
         await sync_to_async(revoke_api_key)(actor=TEST, api_key=issued.api_key)
@@ -215,7 +209,7 @@ def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
     async def main() -> None:
         warm = [asyncio.Event() for _ in range(5)]
         ends_at = asyncio.get_running_loop().create_future()
-        caches = [kind(database_timeout_s=PATIENT_S) for kind in (*[KeyCache] * 4, DeafCache)]
+        caches = [kind(**PATIENT) for kind in (*[KeyCache] * 4, DeafCache)]
         gateways = [
             asyncio.create_task(gateway(cache, event, ends_at))
             for cache, event in zip(caches, warm, strict=True)
@@ -248,7 +242,7 @@ def test_last_use_is_written_once_a_minute_and_never_for_a_refused_key():
     clock = Clock()
 
     async def main() -> None:
-        cache = KeyCache(clock=clock, database_timeout_s=PATIENT_S)
+        cache = KeyCache(clock=clock, **PATIENT)
         lookup_id, digest = secret_of(issued)
         await cache.get(lookup_id, b"not the digest" * 2)
         assert not await ApiKeyUse.objects.aexists()

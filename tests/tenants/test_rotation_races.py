@@ -16,7 +16,7 @@ from tenants.key_cache import KeyCache
 from tenants.key_verdict import Verdict, judge
 from tenants.services import IssuedKey, rotate_api_key
 from tests.factories import TEST, make_key
-from tests.tenants.test_key_cache import secret_of
+from tests.tenants.key_loads import PATIENT, secret_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 GATEWAYS = 2
@@ -25,11 +25,11 @@ WATCHED_S = 1.2
 
 
 def gateway() -> KeyCache:
-    return KeyCache(database_timeout_s=20)
+    return KeyCache(**PATIENT)
 
 
 def deaf_gateway() -> KeyCache:
-    return KeyCache(database_timeout_s=20, load_epoch=lambda: UUID(int=1))
+    return KeyCache(**PATIENT, load_epoch=lambda: UUID(int=1))
 
 
 @dataclass

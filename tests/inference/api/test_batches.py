@@ -113,6 +113,9 @@ def test_a_batch_runs(client, model, tenant, key):
         assert direct.choices[0].message.content == body["choices"][0]["message"]["content"]
     (error,) = lines_of(client, done.error_file_id)
     assert error["response"]["status_code"] == 400
+    # Each its own, also where the line never got as far as the queue: what a support mail quotes.
+    ids = [each["response"]["request_id"] for each in (*out, error)]
+    assert ids == [f"{batch.id.replace('_', '-')}-{number}-0" for number in range(3)]
     assert error["response"]["body"]["error"]["param"].startswith("body.temperature")
     drain_usage_stream()
     rows = UsageRecord.objects.filter(tenant=tenant, endpoint="batches")

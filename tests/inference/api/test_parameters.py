@@ -1,0 +1,99 @@
+"""Addresses, query parameters and encodings that won't do: each is told by its name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from inference.errors import ApiError
+from tenants.principal import Scope
+from tests.factories import make_key
+from tests.inference.api.test_errors import CHAT, GOOD, error_of
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("models/", "/v1/models"),
+        ("chat/completions/", "/v1/chat/completions"),
+        ("//files//x/content//", "/v1/files/x/content"),
+        ("nothing/", None),
+        ("nothing", None),
+    ],
+)
+def test_a_slash_too_many_is_told(http, path, meant):
+    for method in ("GET", "POST"):
+        answer = http.request(method, str(http.base_url) + path)
+        error = error_of(answer)
+        assert (answer.status_code, error["code"]) == (404, "unknown_url")
+        assert error["message"].endswith(f"Did you mean {meant}?" if meant else "here.")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "x-own, gzip"])
+def test_a_compressed_body_is_refused_for_what_it_is(http, model, encoding):
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    for content in (gzip.compress(json.dumps({"model": model, **GOOD}).encode()), b"no gzip"):
+        answer = http.post(CHAT, content=content, headers=headers)
+        error = error_of(answer)
+        assert (answer.status_code, error["param"]) == (415, "Content-Encoding")
+        assert answer.headers["Accept-Encoding"] == "identity"
+    upload = http.post(
+        "files", files={"file": b"{}"}, data={"purpose": "batch"}, headers={"Content-Encoding": encoding}
+    )
+    assert (upload.status_code, error_of(upload)["param"]) == (415, "Content-Encoding")
+    plain = http.post(CHAT, json={"model": model, **GOOD}, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_value_that_a_parameter_can_not_have_is_refused_on_every_route(site):
+    """And what is no parameter of a route is left alone, but where a filter that is not applied is a wrong sum."""
+    secret = make_key(scopes=[Scope.INFERENCE, Scope.USAGE_READ, Scope.ADMIN]).secret
+    sums = ("/v1/usage", "/v1/organization/usage", "/v1/organization/costs", "/v1/audit")
+    others = ("/v1/usage/statement", "/v1/usage/exports")
+    document = httpx.get(f"{site.url}/v1/openapi.json", timeout=60).json()
+    asked = 0
+    with httpx.Client(headers={"Authorization": f"Bearer {secret}"}, timeout=60) as client:
+        for path, item in document["paths"].items():
+            operation = item.get("get")
+            if operation is None or not path.startswith("/v1/") or path == "/v1/openapi.json":
+                continue
+            url = site.url + re.sub(r"{\w+}", "x", path)
+            needed = {"start_time": "1"} if "/organization/" in path else {}
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "query" and is_narrow(parameter["schema"], document):
+                    answer = client.get(url, params=needed | {parameter["name"]: "no such value"})
+                    assert answer.status_code == 400, (path, parameter, answer.text)
+                    assert error_of(answer)["param"].partition("[")[0] == parameter["name"].removesuffix("[]")
+                    asked += 1
+            answer = client.get(url, params=needed | {"beta": "true"})
+            is_refused = answer.status_code == 400 and error_of(answer)["param"] == "beta"
+            is_sum = path.startswith(sums) and not path.startswith(others)
+            assert is_refused == is_sum, (path, answer.text)
+    assert asked > 20
+
+
+def is_narrow(schema: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Whether some text is none of its values."""
+    if "$ref" in schema:
+        return is_narrow(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
+    if several := schema.get("anyOf"):
+        return all(is_narrow(each, document) for each in several)
+    if schema.get("type") == "array":
+        return is_narrow(schema["items"], document)
+    return "enum" in schema or schema.get("type") in ("integer", "number", "boolean", "null")
+
+
+def test_every_error_has_a_code():
+    """Who tells errors apart by code gets null from none, whatever its view forgot to say."""
+    kinds: list[type[ApiError]] = [ApiError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if "__init__" not in vars(kind):
+            assert kind("words").body()["code"], kind
+    assert len(kinds) > 12
