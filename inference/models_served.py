@@ -46,6 +46,11 @@ class ServedModel:
     """The other name that it was asked for by; "": its own."""
     defaults: Defaults = NO_DEFAULTS
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that a key's binding may know it by."""
+        return (self.card.model, self.alias) if self.alias else (self.card.model,)
+
 
 class ModelCatalogue:
     """One per event loop. Rendering and tokenising run in `executor`, which it owns."""
@@ -149,6 +154,14 @@ class ModelCatalogue:
                 model = self._models[served]
                 found[name] = _ruled(model, name, rule) if rule else model
         return [found[name] for name in sorted(found)]
+
+    async def known_names(self, tenant_public_id: str) -> list[str]:
+        """Of all that this tenant may use, aliases too, whether a worker serves it now or did before, or the
+        operator names it. Raises BrokerUnavailable.
+        """
+        policy = await self._policy.current()
+        names = {*await self._broker.models(), *self._expected, *policy.rules}
+        return sorted(name for name in names if policy.may_use(name, tenant_public_id))
 
     def _is_alive(self, name: str) -> bool:
         return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S

@@ -119,5 +119,6 @@ class Principal:
     is_restricted: bool = False
     """A key that may not do, or not use, what its tenant may: it can't issue keys, which could."""
 
-    def allows(self, model: str) -> bool:
-        return not self.allowed_models or model in self.allowed_models
+    def allows(self, *names: str) -> bool:
+        """A model by one of its names."""
+        return not self.allowed_models or not self.allowed_models.isdisjoint(names)

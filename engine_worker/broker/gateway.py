@@ -269,6 +269,11 @@ class GatewayBroker:
         """This process's tokens, as they are made."""
         return LiveChannel(self._url, channel, timeout_s=self._timeout_s)
 
+    async def models(self) -> list[str]:
+        """Names of models that ever had a worker."""
+        async with bounded(self._timeout_s):
+            return await self._models_known()
+
     async def model_cards(self) -> list[ModelCard]:
         return (await self.known_models()).cards
 

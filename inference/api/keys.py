@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Final, ParamSpec
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 
+from engine_worker.broker import BrokerUnavailable
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.error_shapes import invalid_request
@@ -22,6 +23,7 @@ from tenants.selectors import ApiKeyNotFound, ProjectNotFound, get_api_key, get_
 from tenants.services import RotationUnderway, issue_api_key, revoke_api_key, rotate_api_key
 
 _P = ParamSpec("_P")
+_NAMES_TOLD: Final = 50
 
 
 @endpoint("GET", scope=Scope.KEYS_WRITE, answer=KeyList)
@@ -35,6 +37,7 @@ async def _list(call: ApiCall) -> HttpResponse:
 async def _issue(call: ApiCall) -> HttpResponse:
     """A new key, its secret told once."""
     asked = call.read(NewKey)
+    await _refuse_unknown_models(call, asked.allowed_models)
     return call.respond(await _answered(_issued, call, asked), status=201)
 
 
@@ -52,6 +55,21 @@ async def rotate(call: ApiCall, *, key_id: str) -> HttpResponse:
 async def revoke(call: ApiCall, *, key_id: str) -> HttpResponse:
     """Ends a key, on every gateway within a second."""
     return call.respond(await _answered(_revoked, call, key_id))
+
+
+async def _refuse_unknown_models(call: ApiCall, names: list[str]) -> None:
+    """A misspelt one would be a key that may use nothing. Raises InvalidRequest."""
+    if not names:
+        return
+    try:
+        known = await call.runtime.models.known_names(call.principal.tenant_public_id)
+    except BrokerUnavailable:
+        return  # keys can be made while the queue is away, as they can be revoked
+    if unknown := next((name for name in names if name not in known), None):
+        raise InvalidRequest(
+            f"There is no model '{unknown}'. There are: {', '.join(known[:_NAMES_TOLD]) or 'none yet'}.",
+            param="allowed_models",
+        )
 
 
 async def _answered(

@@ -19,7 +19,7 @@ async def list_models(call: ApiCall) -> HttpResponse:
     tenant = call.principal.tenant_public_id
     found: list[ServedModel] = []
     for model in await call.runtime.models.all(tenant):
-        if call.principal.allows(model.card.model):
+        if call.principal.allows(*model.names):
             adapted = (replace(model, adapter=name) for name in visible_adapters(model, tenant))
             found += [model, *adapted]
     return call.respond(ModelList([_object(model) for model in found]))
@@ -28,11 +28,11 @@ async def list_models(call: ApiCall) -> HttpResponse:
 @endpoint("GET", scope=Scope.INFERENCE, answer=ModelObject, errors=(404,))
 async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
     """One of them."""
-    base = model_id if call.principal.allows(model_id) else model_id.rpartition(":")[0]
-    if not call.principal.allows(base):
-        raise NotAllowed(f"This key may not use '{model_id}'.", code="model_not_allowed", param="model")
     tenant = call.principal.tenant_public_id
-    return call.respond(_object(await call.runtime.models.get(model_id, tenant_public_id=tenant)))
+    model = await call.runtime.models.get(model_id, tenant_public_id=tenant)
+    if not call.principal.allows(*model.names):
+        raise NotAllowed(f"This key may not use '{model_id}'.", code="model_not_allowed", param="model")
+    return call.respond(_object(model))
 
 
 def _object(model: ServedModel) -> ModelObject:

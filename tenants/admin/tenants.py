@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import TabularInline
@@ -80,6 +80,24 @@ class TenantAdmin(AuditedAdmin):
         (None, {"fields": ("name", "slug", "tier", "weight", "timezone")}),
         ("State", {"fields": ("public_id", "suspended_at", "suspended_reason", "created_at")}),
     )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        # Before it is saved it has no state: the id that Django would show there is not the one that it gets.
+        return self.fieldsets if obj else self.fieldsets[:1]
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        super().save_related(request, form, formsets, change)
+        tenant = form.instance
+        if change or tenant.limits.exists():
+            return
+        if tenant.tier.limits.exists():
+            words = f"{tenant} has no limits of its own: those of its tier, {tenant.tier}, hold."
+            self.message_user(request, words, messages.INFO)
+        else:
+            words = (
+                f"Nothing limits what {tenant} may use: neither it nor its tier, {tenant.tier}, has a limit."
+            )
+            self.message_user(request, words, messages.WARNING)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Tenant]:
         rows: QuerySet[Tenant] = super().get_queryset(request)

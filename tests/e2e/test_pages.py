@@ -17,6 +17,7 @@ from tests.e2e.conftest import Visitor
 from tests.e2e.site import MODEL, Site
 from tests.e2e.world import busy_tenant
 from tests.factories import PASSWORD, Cast, set_limit
+from tests.inference.test_chat_socket import session_cookie
 from tests.pages import NOBODY, OPERATOR, OWNER, PAGES, RECENT, admin_forms, admin_lists, path_of
 from weir.operator_menu import operator_menu
 
@@ -180,6 +181,17 @@ def test_times_are_in_the_readers_zone(visit: Callable[..., Visitor], site: Site
     first = visitor.page.locator("time").first
     expect(first).to_have_attribute("data-localised", "")
     assert "CET" in (first.get_attribute("title") or "")
+
+
+def test_the_admins_first_page_is_in_the_viewers_zone_too(
+    visit: Callable[..., Visitor], site: Site, cast: Cast
+):
+    """Who came by single sign-on has seen no page of ours before, which would have told the zone."""
+    page = visit().page
+    name, _, value = site.do(lambda: session_cookie(cast.operator)).partition("=")
+    page.context.add_cookies([{"name": name, "value": value, "url": site.url}])
+    page.goto("/admin/tenants/tenant/")
+    expect(page.locator("#result_list")).to_contain_text(re.compile(r"\bCES?T\b"))
 
 
 def test_key_made_shown_once_copied_and_revoked(visit: Callable[..., Visitor], site: Site, cast: Cast):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
-from inference.models import UsageRecord
+from inference.models import ModelSetting, UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import ApiKey, AuditEntry
 from tenants.principal import LimitMetric, Scope
@@ -61,6 +62,34 @@ def test_the_life_of_a_key(http, manager, tenant, model):
     assert entries[0].ip_address == "127.0.0.1"
 
 
+def test_a_key_is_bound_to_a_model_or_to_an_alias_of_it(http, manager, model):
+    """Also one that no worker serves at the moment, where the operator names it; what there is, the refusal says."""
+    for name, target in (("the-best", model), ("not-here-yet", "to-come")):
+        ModelSetting.objects.create(name=name, target=target)
+    wrong = {"name": "x", "allowed_models": ["the-best", "the-bset"]}
+    deadline = time.monotonic() + 30  # gateways look at the settings once a second
+    while (
+        "the-best"
+        not in (refused := http.post("keys", json=wrong, headers=manager).json()["error"])[
+            "message"
+        ].partition("There are")[2]
+    ):
+        assert time.monotonic() < deadline, refused
+    assert refused["message"].startswith("There is no model 'the-bset'.")
+    assert all(name in refused["message"] for name in (model, "not-here-yet"))
+    assert (
+        http.post("keys", json={"name": "x", "allowed_models": ["not-here-yet"]}, headers=manager).status_code
+        == 201
+    )
+    made = http.post("keys", json={"name": "x", "allowed_models": ["the-best"]}, headers=manager).json()
+    bearer = {"Authorization": f"Bearer {made['secret']}"}
+    assert [each["id"] for each in http.get("models", headers=bearer).json()["data"]] == ["the-best"]
+    for name, status in (("the-best", 200), (model, 403)):
+        asked = {"model": name, "prompt": "hi", "max_tokens": 1}
+        assert http.post("completions", json=asked, headers=bearer).status_code == status
+        assert http.get(f"models/{name}", headers=bearer).status_code == status
+
+
 def test_a_model_that_is_not_the_keys(http, tenant, model):
     bearer = {"Authorization": f"Bearer {make_key(tenant, allowed_models=['other']).secret}"}
     assert http.get("models", headers=bearer).json()["data"] == []
@@ -84,6 +113,7 @@ def test_a_model_that_is_not_the_keys(http, tenant, model):
         ({"max_tier": "gold"}, 400, "max_tier"),
         ({"project": "0197e5a0-0000-7000-8000-00000000dead"}, 400, "project"),
         ({"nmae": "x"}, 400, "nmae"),
+        ({"allowed_models": ["smolm2"]}, 400, "allowed_models"),
     ],
 )
 def test_a_key_that_will_not_do(http, manager, tenant, given, status, param):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tenants.models import AuditEntry, Membership, QuotaLimit, Role, Tenant, Tier, User
-from tests.factories import make_tenant, make_tier, make_user
+from tenants.principal import LimitMetric
+from tests.factories import make_tenant, make_tier, make_user, set_limit
 from tests.tenants.admin.forms import inline_blanks, last_audit, url
 
 pytestmark = pytest.mark.django_db
@@ -61,6 +64,37 @@ def test_a_tenant_with_a_member_and_a_limit_in_one_form(browser, operator):
     ]
     actions = AuditEntry.objects.filter(tenant=tenant, actor_user=operator).values_list("action", flat=True)
     assert sorted(actions) == ["limit.created", "limit.created", "member.created", "tenant.created"]
+
+
+def test_a_new_tenant_is_told_whether_anything_limits_it(browser):
+    bare, limited = make_tier("bare", rank=71), make_tier("limited", rank=72)
+    set_limit(limited, LimitMetric.TOKENS, 1000)
+    own = {
+        "limits-TOTAL_FORMS": "1", "limits-0-metric": "tokens", "limits-0-amount": "5000",
+        "limits-0-period_s": "60", "limits-0-burst": "",
+    }  # fmt: skip
+    for tier, limits, told in (
+        (bare, {}, "Nothing limits what"),
+        (limited, {}, "those of its tier, limited, hold"),
+        (bare, own, None),
+    ):
+        slug = f"t{Tenant.objects.count()}"
+        form = inline_blanks() | {"name": slug, "slug": slug, "tier": tier.pk, "timezone": "UTC"} | limits
+        page = browser.post(url(Tenant, "add"), form, follow=True)
+        messages = [str(message) for message in page.context["messages"]]
+        assert [message for message in messages if "limit" in message] == [
+            message for message in messages if told and told in message
+        ]
+        assert len(messages) == (2 if told else 1), messages
+
+
+def test_what_is_not_saved_yet_has_no_id_to_show(browser):
+    assert b"Public id" not in browser.get(url(Tenant, "add")).content
+    tenant = make_tenant()
+    page = browser.get(url(Tenant, "change", tenant.pk)).content.decode()
+    assert str(tenant.public_id) in page
+    way = [re.search(rf">\s*{name}\s*</a\s*>", page) for name in ("Tenancy", "Tenants")]
+    assert all(way), "not the same word twice"
 
 
 def test_a_tier_change_is_on_record(browser, operator):
