@@ -40,6 +40,8 @@ class RequestStatus(msgspec.Struct, kw_only=True):
     attempts: int
     completion_tokens: int
     finish_reason: str | None
+    error_code: str | None
+    """Of one that failed: as its client was told, `model_unavailable` say."""
     queue_ms: int
     """How long it has waited in the queue, or had waited when a worker took it."""
     object: str = "request"
@@ -75,6 +77,7 @@ def _status(request_id: str, model: str, state: RequestState) -> RequestStatus:
         attempts=state.attempts,
         completion_tokens=state.tokens,
         finish_reason=state.finish.reason if state.finish else None,
+        error_code=state.finish.error.code if state.finish and state.finish.error else None,
         queue_ms=state.queued_ms,
     )
 

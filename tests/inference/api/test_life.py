@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,16 @@ import openai
 import pytest
 import redis
 from django.conf import settings
+from msgspec import structs
 
-from engine_worker.broker import keys
-from engine_worker.protocol import WorkerStatus, decode
+from engine_worker.broker import WorkerBroker, keys
+from engine_worker.protocol import ModelCard, WorkerStatus, decode
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import Tenant
 from tenants.principal import LimitMetric
+from tests.engine_worker.broker.driving import status as worker_status
+from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import make_key, make_tenant, set_limit
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -50,6 +54,50 @@ def worker_of(server: redis.Redis, model: str) -> WorkerStatus:
     prefix = keys.model_prefix(model)
     (worker,) = server.zrange(f"{prefix}workers", 0, -1)
     return decode(server.get(f"{prefix}worker:{worker.decode()}"), WorkerStatus)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unloaded_model_is_gone_and_who_waited_for_it_has_failed(http):
+    """On record with the reason that its client heard, and for nothing; not as stopped by a client that left."""
+    tenant = make_tenant()
+    http.headers["Authorization"] = f"Bearer {make_key(tenant).secret}"
+    card = structs.replace(a_card(), chat_template="{{ messages[0]['content'] }}")
+    asyncio.run(as_its_worker(card, loads=True))
+
+    def is_listed() -> bool:
+        return card.model in [each["id"] for each in http.get("models").json()["data"]]
+
+    until(is_listed, "the model")
+    asked = {"model": card.model, "prompt": "x", "max_tokens": 2}
+    background = {"model": card.model, "input": "x", "max_output_tokens": 2, "background": True}
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(http.post, "completions", json=asked)
+        path = f"requests/{http.post('responses', json=background).json()['id']}"
+        until(lambda: http.get(path).json().get("status") == "queued", "its place in the queue")
+        asyncio.run(as_its_worker(card, loads=False))
+        refused = waiting.result(60)
+    until(lambda: http.get(path).json()["status"] == "finished", "its end")
+    told = http.get(path).json()
+    assert (told["finish_reason"], told["error_code"]) == ("error", "model_not_found")
+    for answer in (refused, http.post("completions", json=asked)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert not is_listed()
+    for row in rows_of(tenant, 2):
+        assert (row.finish_reason, row.error_code) == ("error", "model_not_found")
+        assert (row.prompt_tokens, row.completion_tokens) == (0, 0)
+
+
+async def as_its_worker(card: ModelCard, *, loads: bool) -> None:
+    """A worker that claims nothing; it loads the model, or the operator unloads it there."""
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=10)
+    try:
+        if loads:
+            await worker.register(card, byte_tokenizer().to_str().encode())
+            await worker.heartbeat(worker_status(worker), tokenizer_sha256=card.tokenizer_sha256)
+        else:
+            assert await worker.withdraw()
+    finally:
+        await worker.aclose()
 
 
 @pytest.mark.django_db(transaction=True)
