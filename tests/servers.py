@@ -14,6 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "platform"))
 
 from weir import embedded, places
 
+# The processes of a run share the cores, and OpenMP's threads spin before they sleep: with as many in each process as
+# there are cores, torch's small products took seven times the processor time. Before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _scratch = Path(tempfile.mkdtemp(prefix="weir-test-"))
 _scratch.chmod(0o755)
 for _directory in (_scratch, places.socket_dir(_scratch)):
