@@ -40,6 +40,10 @@ class CpuAttention:
         heads = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
         self.keys = zeroed(*heads, shape.head_dim, shape.block_size)
         self.values = zeroed(*heads, shape.block_size, shape.head_dim)
+        self.layers = [
+            _LayerCache(keys, values, keys.permute(0, 3, 1, 2), values.transpose(1, 2))
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
 
     def plan(self, segments: Sequence[Segment]) -> CpuPlan:
         return CpuPlan(self, *self._slots(segments), segments)
@@ -61,6 +65,16 @@ class CpuAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class _LayerCache:
+    """One layer's part, and both as [blocks, block_size, kv_heads, head_dim], where tokens are stored."""
+
+    keys: Tensor
+    values: Tensor
+    key_slots: Tensor
+    value_slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class CpuPlan:
     """See AttentionPlan."""
 
@@ -72,17 +86,17 @@ class CpuPlan:
     """What layers of one kind share, made when the first of them comes by."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        cache = self.cache.layers[layer]
         slots = (self.blocks, self.offsets)
-        keys.permute(0, 3, 1, 2).index_put_(slots, key[0].transpose(0, 1))
-        values.transpose(1, 2).index_put_(slots, value[0].transpose(0, 1))
-        out = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
+        cache.key_slots.index_put_(slots, key)
+        cache.value_slots.index_put_(slots, value)
+        out = query.new_empty(query.shape)
         view = self._view(scoring)
         if view.decode is not None:
-            view.decode.attend(query[0], keys, values, scoring, out)
+            view.decode.attend(query, cache, scoring, out)
         for prefill in view.prefills:
-            prefill.attend(query[0], key[0], value[0], keys, values, scoring, out)
-        return out[None]
+            prefill.attend(query, key, value, cache, scoring, out)
+        return out
 
     def _view(self, scoring: Scoring) -> _View:
         kind = (scoring.window, scoring.softcap is not None)
@@ -164,16 +178,17 @@ class _DecodePlan:
             mask=mask[:, None, None],
         )
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, out: Tensor) -> None:
-        """`query`: [heads, tokens, head_dim]; `keys`, `values`: one layer's; writes out[:num_sequences]."""
+    def attend(self, query: Tensor, cache: _LayerCache, scoring: Scoring, out: Tensor) -> None:
+        """`query`: [tokens, heads, head_dim]; writes out[:num_sequences]."""
         if self.gathered is None:
-            keys, values = keys[self.span], values[self.span]
+            keys, values = cache.keys[self.span], cache.values[self.span]
         else:
-            keys, values = keys.index_select(0, self.gathered), values.index_select(0, self.gathered)
+            keys = cache.keys.index_select(0, self.gathered)
+            values = cache.values.index_select(0, self.gathered)
         blocks, kv_heads, size, head_dim = values.shape
-        n, heads = self.num_sequences, query.shape[0]
+        n, heads = self.num_sequences, query.shape[1]
         group = heads // kv_heads
-        scaled = query[:, :n].transpose(0, 1) * scoring.scale
+        scaled = query[:n] * scoring.scale
         repeated = scaled.index_select(0, self.asked).view(blocks * kv_heads, group, head_dim)
         scores = torch.bmm(repeated, keys.view(blocks * kv_heads, head_dim, size))
         _cap(scores, scoring.softcap)
@@ -224,21 +239,20 @@ class _PrefillPlan:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        cache: _LayerCache,
         scoring: Scoring,
         out: Tensor,
     ) -> None:
-        """`query`, `key`, `value`: the step's, [heads, tokens, head_dim]; writes out[the segment's tokens]."""
+        """`query`, `key`, `value`: the step's, [tokens, heads, head_dim]; writes out[the segment's tokens]."""
         tokens = slice(self.segment.start, self.segment.start + self.segment.num_tokens)
         if self.blocks is None:
-            key, value = key[:, tokens], value[:, tokens]
+            key, value = key[tokens].transpose(0, 1), value[tokens].transpose(0, 1)
         else:
-            key = self._context(keys.index_select(0, self.blocks).transpose(2, 3))
-            value = self._context(values.index_select(0, self.blocks))
-        kv_heads = key.shape[0]
+            key = self._context(cache.keys.index_select(0, self.blocks).transpose(2, 3))
+            value = self._context(cache.values.index_select(0, self.blocks))
+        kv_heads, _, head_dim = key.shape
         # Grouped queries as a batch of kv_heads: each key is shared by expansion, not by a copy.
-        grouped = query[:, tokens].view(kv_heads, -1, self.segment.num_tokens, query.shape[-1])
+        grouped = query[tokens].transpose(0, 1).view(kv_heads, -1, self.segment.num_tokens, head_dim)
         if scoring.softcap is None:
             shape = (-1, grouped.shape[1], -1, -1)
             result = scaled_dot_product_attention(

@@ -135,8 +135,8 @@ class PagedPlan:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, self.layout.slots)
-        return self.cache.kernel(query[0].transpose(0, 1), keys, values, self.layout, scoring)[None]
+        write_kv(key, value, keys, values, self.layout.slots)
+        return self.cache.kernel(query, keys, values, self.layout, scoring)
 
 
 def choose(

@@ -84,8 +84,8 @@ class AttentionPlan(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Stores the step's keys and values, then attends.
 
-        `query`: [1, heads, tokens, head_dim]; `key`, `value`: [1, kv_heads, tokens, head_dim].
-        Returns [1, tokens, heads, head_dim].
+        `query`: [tokens, heads, head_dim]; `key`, `value`: [tokens, kv_heads, head_dim].
+        Returns [tokens, heads, head_dim].
         """
 
 
@@ -108,7 +108,11 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that attention layers of `transformers` call."""
+    """The function that attention layers of `transformers` call.
+
+    `query`: [1, heads, tokens, head_dim]; `key`, `value`: [1, kv_heads, tokens, head_dim].
+    Returns [1, tokens, heads, head_dim].
+    """
     plan: AttentionPlan | None = kwargs.get(PLAN)
     if plan is None:
         # An ordinary forward on this module would silently lose causality: there is no mask.
@@ -121,7 +125,8 @@ def attention(
     assert isinstance(layer, int)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, kwargs.get("sliding_window"), kwargs.get("softcap"))
-    return plan.attend(layer, query, key, value, scoring), None
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    return plan.attend(layer, query, key, value, scoring)[None], None
 
 
 def register() -> None:

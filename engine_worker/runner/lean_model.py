@@ -19,7 +19,7 @@ from engine_worker.config import Precision
 from engine_worker.runner.linears import Projection
 
 _Rotations = dict[str, tuple[Tensor, Tensor]]
-"""By kind of layer: cosines and sines, each [tokens, 1, rotated dimensions]."""
+"""By kind of layer: cosines and sines, each [tokens, 1, rotated dimensions], the first half of sines negated."""
 
 
 class LeanModel:
@@ -56,7 +56,10 @@ class LeanModel:
             found = {"": self._rotary(x, positions)}
         else:
             found = {kind: self._rotary(x, positions, kind) for kind in self._kinds}
-        return {kind: (cos[0, :, None], sin[0, :, None]) for kind, (cos, sin) in found.items()}
+        rotations = {kind: (cos[0, :, None], sin[0, :, None]) for kind, (cos, sin) in found.items()}
+        for _, sin in rotations.values():
+            sin[..., : sin.shape[-1] // 2].neg_()
+        return rotations
 
 
 class _Layer:
@@ -103,8 +106,7 @@ class _Layer:
             query = _rotated(self._query_norm(qkv[:, :heads]), *rotation)
             key = _rotated(self._key_norm(qkv[:, heads : heads + kv_heads]), *rotation)
         value = qkv[:, heads + kv_heads :]
-        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-        return plan.attend(self._number, query, key, value, self._scoring)[0].view(tokens, -1)
+        return plan.attend(self._number, query, key, value, self._scoring).view(tokens, -1)
 
 
 class _Norm:
@@ -114,11 +116,11 @@ class _Norm:
         weight: Tensor = module.weight.detach()
         # Gemma's weights are kept less one.
         self._weight = weight + 1.0 if type(module).__name__.startswith("Gemma") else weight
-        self._epsilon: float = getattr(module, "variance_epsilon", None) or module.eps
+        self._epsilon = torch.tensor([[getattr(module, "variance_epsilon", None) or module.eps]])
 
     def __call__(self, x: Tensor) -> Tensor:
-        squares: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
-        scale = squares.div_(x.shape[-1]).add_(self._epsilon).rsqrt_()
+        length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+        scale = torch.addcmul(self._epsilon, length, length, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(self._weight)
 
 
@@ -137,14 +139,10 @@ def _projection(
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x`: [tokens, heads, head_dim], of which the first dimensions are rotated, as pairs of two halves."""
-    size, half = cos.shape[-1], cos.shape[-1] // 2
-    out = torch.empty(x.shape)
-    torch.mul(x[..., :size], cos, out=out[..., :size])
-    out[..., :half].addcmul_(x[..., half:size], sin[..., :half], value=-1)
-    out[..., half:size].addcmul_(x[..., :half], sin[..., half:])
-    if size < x.shape[-1]:
-        out[..., size:] = x[..., size:]
-    return out
+    size = cos.shape[-1]
+    if size == x.shape[-1]:
+        return (x * cos).addcmul_(x.roll(size // 2, -1), sin)
+    return torch.cat([_rotated(x[..., :size], cos, sin), x[..., size:]], dim=-1)
 
 
 class _Asked:
@@ -155,7 +153,7 @@ class _Asked:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         self.scorings[layer] = scoring
-        return torch.zeros_like(query).transpose(1, 2)
+        return torch.zeros_like(query)
 
 
 _ONE_TOKEN: Final = torch.zeros(1, 1, dtype=torch.int64)

@@ -3,11 +3,15 @@
 A layer's weight is reordered once into the layout that a kernel wants. Measured on two Zen 3 cores
 (AVX2), all products of a SmolLM2-135M step with 20 rows: `F.linear` 180 ms, oneDNN packed 96 ms,
 fbgemm with float16 weights 77 ms, with int8 weights 46 ms; with 256 rows oneDNN is ahead of float16.
+On two cores of a Xeon with AVX-512 its layers' products take oneDNN 37 ms and MKL 33 with 20 rows, 68 and 58
+with 64, both 365 with 512.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -43,11 +47,28 @@ _OPS: Final[Any] = torch.ops  # untyped
 
 
 def _float32(weight: Tensor, bias: Tensor | None) -> _Product:
+    if torch._C.has_mkl and _is_intel():
+        return _mkl(weight, bias)
     if not torch._C._has_mkldnn:
         return lambda x: nn.functional.linear(x, weight, bias)
     linear: Callable[..., Tensor] = _OPS.mkldnn._linear_pointwise.default
     packed = _OPS.mkldnn._reorder_linear_weight(weight, _MANY_ROWS)
     return lambda x: linear(x, packed, bias, "none", [], "")
+
+
+def _mkl(weight: Tensor, bias: Tensor | None) -> _Product:
+    linear: Callable[..., Tensor] = _OPS.mkl._mkl_linear.default
+    packed = _OPS.mkl._mkl_reorder_linear_weight(weight, _MANY_ROWS)
+    # The operator reads the weight itself only if told of other rows than come; else its shape will do.
+    shape = weight.new_empty(1).expand(weight.shape)
+    return lambda x: linear(x, packed, shape, bias, x.numel() // x.shape[-1])
+
+
+@cache
+def _is_intel() -> bool:
+    """MKL has its best kernels for its maker's processors."""
+    info = Path("/proc/cpuinfo")
+    return info.exists() and "GenuineIntel" in info.read_text()
 
 
 def _float16(weight: Tensor, bias: Tensor | None) -> _Product:
@@ -89,7 +110,7 @@ class Projection:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to [tokens, out of all layers]."""
-        out: Tensor = self._packed(x)
+        out = self._packed.forward(x)  # without what calling a module costs
         for layer, columns in self._adapted:
             layer.add(x, out[:, columns])
         return out

@@ -57,9 +57,8 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
             start = sum(len(part) for part in parts)
             segments.append(Segment(start, tokens, computed[i] + tokens, tables[i]))
             parts.append(inputs[i][computed[i] : computed[i] + tokens])
-        packed = torch.cat(parts).transpose(0, 1)[None]
-        query, key, value = packed.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        out = backend.plan(segments).attend(1, query, key, value, scoring)[0]
+        query, key, value = torch.cat(parts).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        out = backend.plan(segments).attend(1, query, key, value, scoring)
         for (i, tokens), segment in zip(step, segments, strict=True):
             outputs[i] += out[segment.start : segment.start + tokens]
             computed[i] += tokens
@@ -74,15 +73,15 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
 def test_two_sequences_may_share_blocks():
     torch.manual_seed(0)
     backend = CpuAttention(KVShape(1, 20, KV_HEADS, SIZE, DIM))
-    prefix = torch.randn(1, HEADS + 2 * KV_HEADS, 8, DIM)
+    prefix = torch.randn(8, HEADS + 2 * KV_HEADS, DIM)
     backend.plan([Segment(0, 8, 8, [3, 4])]).attend(
         0, *prefix.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN
     )
-    new = torch.randn(1, HEADS + 2 * KV_HEADS, 2, DIM)
+    new = torch.randn(2, HEADS + 2 * KV_HEADS, DIM)
     segments = [Segment(0, 1, 9, [3, 4, 5]), Segment(1, 1, 9, [3, 4, 6])]
-    out = backend.plan(segments).attend(0, *new.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN)[0]
+    out = backend.plan(segments).attend(0, *new.split((HEADS, KV_HEADS, KV_HEADS), dim=1), PLAIN)
     for i in range(2):
-        whole = torch.cat((prefix[0], new[0, :, i : i + 1]), dim=1).transpose(0, 1)
+        whole = torch.cat((prefix, new[i : i + 1]))
         query, key, value = whole.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
         torch.testing.assert_close(out[i], full_attention(query[-1], key, value, PLAIN))
 
@@ -91,11 +90,11 @@ def test_layers_with_and_without_a_window_share_a_step():
     """Fault 3: a window hides keys from its own layer and leaves the cache as it is."""
     torch.manual_seed(0)
     backend = CpuAttention(KVShape(2, 20, KV_HEADS, SIZE, DIM))
-    made = torch.randn(1, HEADS + 2 * KV_HEADS, 19, DIM)
+    made = torch.randn(19, HEADS + 2 * KV_HEADS, DIM)
     for begin, end in ((0, 7), (7, 18), (18, 19)):
         plan = backend.plan([Segment(0, end - begin, end, [9, 2, 3, 14, 5])])
-        step = made[:, :, begin:end].split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        step = made[begin:end].split((HEADS, KV_HEADS, KV_HEADS), dim=1)
         for layer, scoring in enumerate((Scoring(0.3, 5), PLAIN)):
-            out = plan.attend(layer, *step, scoring)[0, -1]
-            query, key, value = made[0, :, :end].transpose(0, 1).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+            out = plan.attend(layer, *step, scoring)[-1]
+            query, key, value = made[:end].split((HEADS, KV_HEADS, KV_HEADS), dim=1)
             torch.testing.assert_close(out, full_attention(query[-1], key, value, scoring))

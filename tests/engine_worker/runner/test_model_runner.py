@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.engine.errors import UnsupportedModel
+from engine_worker.runner import linears
 from engine_worker.runner.families import context_length, refuse_unsupported
 from engine_worker.runner.linears import PackedLinear
 from engine_worker.runner.model_loader import load
@@ -120,7 +121,9 @@ class _Trap:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("fp16", 2e-3), ("int8", 5e-2)])
 @pytest.mark.parametrize("rows", [1, 20, 100])
-def test_packed_linear(precision, error, rows, bias):
+@pytest.mark.parametrize("intel", [False, True])
+def test_packed_linear(intel, precision, error, rows, bias, monkeypatch):
+    monkeypatch.setattr(linears, "_is_intel", lambda: intel)
     torch.manual_seed(0)
     plain = torch.nn.Linear(64, 48, bias=bias)
     x = torch.randn(1, rows, 64)
