@@ -23,7 +23,7 @@ from engine_worker.compiled.memory import floats
 from engine_worker.compiled.pointwise import silu_gate
 from engine_worker.compiled.team import take
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
-from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
+from engine_worker.compiled.vector import MAX_ROWS, VECTORS, WIDTH
 
 DOT: Final = 4
 """A kind of weights beside `tile`'s: bytes that meet bytes, see `dot`."""
@@ -222,19 +222,13 @@ def gated(
                         wide, rows, x + t * of_x, g + stride, depth, other, WIDTH, False, ahead + share, share
                     )
                     ahead += 2 * share
-                    silu_gate(results, other, rows * WIDTH // LANES)
-                    made = floats(results, rows * WIDTH)
                     if kind == DOT:
-                        _store_rows(made, y + 4 * (t * rows * ldy + panel * WIDTH), ldy, rows)
+                        target = y + 4 * (t * rows * ldy + panel * WIDTH)
+                        silu_gate(results, other, rows, VECTORS, target, ldy)
                     else:
-                        _store_tiled(made, y + 4 * (t * panels + panel) * WIDTH * rows, rows)
-
-
-@njit(nogil=True)
-def _store_rows(made: NDArray[np.float32], target: int, lead: int, rows: int) -> None:
-    """float32[rows][WIDTH] to rows that lie `lead` numbers apart."""
-    for row in range(rows):
-        floats(target + 4 * row * lead, WIDTH)[:] = made[row * WIDTH : (row + 1) * WIDTH]
+                        silu_gate(results, other, rows, VECTORS, results, WIDTH)
+                        target = y + 4 * (t * panels + panel) * WIDTH * rows
+                        _store_tiled(floats(results, rows * WIDTH), target, rows)
 
 
 @njit(nogil=True)

@@ -8,10 +8,10 @@ import torch
 from numba import njit
 
 from engine_worker.compiled import dot, product
-from engine_worker.compiled.pointwise import exponentials, largest
+from engine_worker.compiled.pointwise import exponentials, largest, silu_gate
 from engine_worker.compiled.product import DOT, gated, linear, pack, tiling
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF
-from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
+from engine_worker.compiled.vector import LANES, MAX_ROWS, VECTORS, WIDTH
 
 pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known")
 
@@ -121,6 +121,23 @@ def test_exponentials():
     # Below e^-87 the result is 0, and no float32 sum with a 1 in it can tell.
     torch.testing.assert_close(row.double(), want, rtol=3e-7, atol=1e-37)
     assert total == pytest.approx(float(want.sum()), rel=1e-6)
+
+
+@njit
+def _gate(gate: int, up: int, rows: int, target: int, lead: int) -> None:
+    silu_gate(gate, up, rows, VECTORS, target, lead)
+
+
+def test_gate():
+    rows, lead = 8, WIDTH + 3
+    gate = torch.cat((torch.linspace(-100, 100, rows * WIDTH - 1), torch.tensor([torch.nan]))).view(
+        rows, WIDTH
+    )
+    up, target = torch.randn(rows, WIDTH), torch.zeros(rows, lead)
+    _gate(gate.data_ptr(), up.data_ptr(), rows, target.data_ptr(), lead)
+    want = (torch.nn.functional.silu(gate.double()) * up).float()
+    torch.testing.assert_close(target[:, :WIDTH], want, rtol=5e-7, atol=1e-35, equal_nan=True)
+    assert target[:, WIDTH:].eq(0).all()
 
 
 def test_nan_stays_nan():
