@@ -6,7 +6,9 @@
 Two engines that differ in nothing but the cache, each a process of its own, take turns within a round.
 Hits: requests one after another, each a system prompt of 300 tokens, new in each round, and a question of
 its own; the first of a round finds nothing and counts too. No hits: prompts that have nothing in common, all
-at once, measured as the time until the last one is done. The last line is JSON.
+at once, measured as the time until the last one is done, twice a round and in mirrored order (one engine, the other,
+the other, the one). As in an engine that has run for a while, no block is new: each pool is filled before the first
+round, so that the cache has something to evict and the system has no memory to map. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _SYSTEM_TOKENS = 300
 _QUESTION_TOKENS = 40
 _ANSWER_TOKENS = 4
 _LONGER_ANSWER_TOKENS = 24
+_KV_BLOCKS = 512
 
 
 def make_tokens(rng: random.Random, count: int) -> list[int]:
@@ -53,6 +56,12 @@ def no_hits(engine: Contestant, chats: Sequence[Chat]) -> float:
     return run.wall_s
 
 
+def fill(engine: Contestant, rng: random.Random, tokens: int) -> None:
+    """Uses every block of a pool of so many tokens."""
+    each = 1000
+    engine.run([Chat(make_tokens(rng, each), 1) for _ in range(tokens // each + 1)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -73,7 +82,11 @@ def main() -> None:
     )
 
     def start(prefix_cache: bool) -> Contestant:
-        settings: dict[str, Any] = {"prefix_cache": prefix_cache, "block_size": args.block_size}
+        settings: dict[str, Any] = {
+            "prefix_cache": prefix_cache,
+            "block_size": args.block_size,
+            "num_kv_blocks": _KV_BLOCKS,
+        }
         options = Options(str(model_dir), threads, args.precision, settings=settings)
         return Contestant("ours", options, Path(sys.executable))
 
@@ -83,22 +96,27 @@ def main() -> None:
     shares = []
     try:
         for engine in engines.values():
-            engine.run([Chat(make_tokens(rng, 64), 4)])
+            fill(engine, rng, _KV_BLOCKS * args.block_size)
         for number in range(args.rounds):
             system = make_tokens(rng, _SYSTEM_TOKENS)
             shared = [
                 Chat(system + make_tokens(rng, _QUESTION_TOKENS), _ANSWER_TOKENS)
                 for _ in range(args.requests)
             ]
-            other = [
-                Chat(make_tokens(rng, _SYSTEM_TOKENS), _LONGER_ANSWER_TOKENS) for _ in range(args.requests)
+            others = [
+                [Chat(make_tokens(rng, _SYSTEM_TOKENS), _LONGER_ANSWER_TOKENS) for _ in range(args.requests)]
+                for _ in range(2)
             ]
             # Who goes first changes, so that a machine that gets slower favours nobody.
-            for name in sorted(engines, reverse=bool(number % 2)):
+            order = sorted(engines, reverse=bool(number % 2))
+            for name in order:
                 first, share = shared_prompt(engines[name], shared)
                 ttft[name].append(first)
-                wall[name].append(no_hits(engines[name], other))
                 shares += [share] if name == "on" else []
+            once = {name: no_hits(engines[name], others[0]) for name in order}
+            again = {name: no_hits(engines[name], others[1]) for name in reversed(order)}
+            for name in order:
+                wall[name].append(once[name] + again[name])
             print(
                 f"round {number + 1}: first token {ttft['on'][-1] * 1000:.0f} ms with the cache, "
                 f"{ttft['off'][-1] * 1000:.0f} ms without; no hits {wall['on'][-1]:.2f} s and {wall['off'][-1]:.2f} s",
