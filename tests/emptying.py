@@ -36,9 +36,23 @@ def empty(alias: str) -> None:
             cursor.execute(f"DELETE FROM {name}")  # noqa: S608
 
 
+@cache
+def _may_pass_triggers(alias: str) -> bool:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+        return bool(cursor.fetchone()[0])
+
+
 def _fixture_teardown(case: TransactionTestCase) -> None:
-    for alias in case._databases_names(include_mirrors=False):
+    aliases = case._databases_names(include_mirrors=False)
+    if not all(map(_may_pass_triggers, aliases)):  # a server that DATABASE_URL names
+        _djangos(case)
+        return
+    for alias in aliases:
         empty(alias)
+
+
+_djangos = TransactionTestCase._fixture_teardown
 
 
 def install() -> None:
