@@ -77,8 +77,8 @@ class _Impatient(asyncio.Protocol):
 
 
 class JoiningTransport:
-    """A transport that makes one write of what is small and written in one turn of the loop: an answer's headers and
-    its body. For the rest it is the one within."""
+    """A transport that makes one write of what is small and written in one turn of the loop, or until `flush`: an
+    answer's headers and its body. For the rest it is the one within."""
 
     def __init__(self, within: asyncio.Transport) -> None:
         self._within = within
@@ -92,11 +92,11 @@ class JoiningTransport:
     def write(self, data: bytes) -> None:
         if self._size + len(data) > SMALL:
             # Not worth a copy; and who writes much is told at once when the client does not keep up.
-            self._flush()
+            self.flush()
             self._within.write(data)
             return
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
         self._size += len(data)
 
@@ -104,10 +104,10 @@ class JoiningTransport:
         return self._size + self._within.get_write_buffer_size()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._within.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
@@ -187,6 +187,11 @@ class ImpatientHttp(_Impatient, HttpToolsProtocol):
         if not self._is_refused:
             self._stop_clock()
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        # What is left to do for a request that is answered, its client need not wait for.
+        cast(JoiningTransport, self.transport).flush()
+        super().on_response_complete()
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_clock()

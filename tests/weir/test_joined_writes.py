@@ -83,3 +83,13 @@ async def test_closing_sends_what_is_left_and_aborting_does_not_fail(ends):
     joining.abort()
     await asyncio.sleep(0)
     assert counted.sizes == [10]
+
+
+async def test_a_flush_waits_for_no_turn(ends):
+    joining, counted, reader = ends
+    joining.write(b"head")
+    joining.write(b"body")
+    joining.flush()
+    assert counted.sizes == [8]
+    assert await read(reader, 8) == b"headbody"
+    assert counted.sizes == [8]
