@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -22,11 +23,17 @@ _OPERATIONS: Final = {"completions": "text_completion", "embeddings": "embedding
 
 
 def start_generation_span(
-    *, request_id: str, model: str, endpoint: str, sampling: SamplingParams, prompt_tokens: int
+    *,
+    request_id: str,
+    model: str,
+    endpoint: str,
+    sampling: SamplingParams,
+    prompt_tokens: int,
+    context: Context,
 ) -> Span:
-    """From now to the last chunk; below the current span."""
+    """From now to the last chunk; below the span of `context`."""
     operation = _OPERATIONS.get(endpoint, "chat")
-    span = TRACER.start_span(f"{operation} {model}", kind=SpanKind.CLIENT)
+    span = TRACER.start_span(f"{operation} {model}", context, kind=SpanKind.CLIENT)
     if span.is_recording():
         span.set_attributes(
             {

@@ -4,6 +4,7 @@ Imports neither torch nor Django: the gateway uses it as well as the worker.
 """
 
 from engine_worker.broker.control import ControlBroker
+from engine_worker.broker.entry import Entry, Terms, entry_of
 from engine_worker.broker.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -29,6 +30,7 @@ __all__ = [
     "DeadLetter",
     "DuplicateRequestId",
     "Enqueued",
+    "Entry",
     "EntryRef",
     "Gap",
     "GatewayBroker",
@@ -40,11 +42,13 @@ __all__ = [
     "QueueFull",
     "RequestState",
     "TenantLine",
+    "Terms",
     "TierQueue",
     "TokenizerMissing",
     "UnknownRequest",
     "UsageReader",
     "Verdict",
     "WorkerBroker",
+    "entry_of",
     "live_channel",
 ]

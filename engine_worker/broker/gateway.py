@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Literal, cast
-
-import msgspec
-from redis.exceptions import ResponseError
+from typing import Any, Literal, Unpack, cast
 
 from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect
+from engine_worker.broker.doubts import Doubts
+from engine_worker.broker.entry import Entry, Terms, entry_of
 from engine_worker.broker.errors import (
     BrokerUnavailable,
     DuplicateRequestId,
@@ -33,14 +31,7 @@ from engine_worker.protocol import (
     UsageEvent,
     WorkerStatus,
     decode,
-    encode,
 )
-
-RETENTION_MS = 10 * 60 * 1000
-"""How long a finished request's log can still be read, and its id is refused to others."""
-
-MAX_ATTEMPTS = 3
-"""A request that has taken so many workers with it is not given to another."""
 
 _SWEEP_INTERVAL_S = 1.0
 
@@ -104,78 +95,49 @@ class GatewayBroker:
         self._models: set[str] = set()
         self._full = FullQueues()
         self._sweeper: asyncio.Task[None] | None = None
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._doubts = Doubts(self.cancel)
 
     async def aclose(self) -> None:
-        tasks = [*self._undoing, *([self._sweeper] if self._sweeper else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._doubts.aclose()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
         await disconnect(self._scripts)
         await disconnect(self._redis)
 
-    async def enqueue(
-        self,
-        request: GenerateRequest,
-        *,
-        max_queued: int,
-        max_queued_per_tenant: int,
-        weight: int = 1,
-        max_wait_ms: int | None = None,
-        retention_ms: int = RETENTION_MS,
-        max_attempts: int = MAX_ATTEMPTS,
-        decision: str = "",
-    ) -> Enqueued:
+    async def enqueue(self, request: GenerateRequest, **terms: Unpack[Terms]) -> Enqueued:
         """Queues the request, all or nothing.
-
-        `weight` is the tenant's against others of its tier. `max_wait_ms` is the longest wait that is
-        promised: with nearly as much ahead the request is refused, after half of it the request may pass
-        better tiers, and after all of it it is ended; None takes the time until the deadline.
-
-        `decision` goes into the usage event as it is.
 
         The deadline is taken as a duration from `created_at_ms`, so that the gateway's clock need
         not agree with the server's. When the call fails or is cancelled with its effect unknown,
         the request is cancelled in the background: a client that was told no is not served.
 
+        Who calls the script together with something else takes `entry_of`, `entered` and `undo`.
+
         Raises: QueueFull, DuplicateRequestId, BrokerUnavailable.
         """
-        lifetime_ms = request.deadline_ms - request.created_at_ms
-        longest_ms = lifetime_ms if max_wait_ms is None else max_wait_ms
-        args = (
-            request.request_id,
-            encode(request),
-            _usage_fields(request, decision),
-            request.tier_rank,
-            request.tenant_id,
-            len(request.prompt_token_ids),
-            lifetime_ms,
-            request.reply_channel,
-            max_queued,
-            max_queued_per_tenant,
-            retention_ms,
-            max_attempts,
-            secrets.token_hex(8),
-            weight,
-            longest_ms,
-            request.adapter,
-            request.sampling.max_tokens * request.sampling.n,
-        )
+        entry = entry_of(request, **terms)
         try:
-            reply = await self._call("enqueue", request.model, args)
+            reply = await self._call("enqueue", request.model, entry.args)
         except (BrokerUnavailable, asyncio.CancelledError):
-            undo = asyncio.create_task(self._undo(request.model, request.request_id), name="broker-undo")
-            self._undoing.add(undo)
-            undo.add_done_callback(self._undoing.discard)
+            self.undo(request)
             raise
+        return self.entered(entry, reply)
+
+    def entered(self, entry: Entry, reply: Any) -> Enqueued:
+        """Raises: QueueFull, DuplicateRequestId."""
         if reply[0] == b"duplicate":
-            raise DuplicateRequestId(request.request_id)
+            raise DuplicateRequestId(str(entry.args[0]))
         if reply[0] == b"full":
             refusal = QueueFull(cast(QueueScope, reply[1].decode()), int(reply[2]))
-            self._full.remember((request.model, request.tier_rank, request.tenant_id), longest_ms, refusal)
+            self._full.remember(entry.line, entry.longest_ms, refusal)
             raise refusal
-        self._sweep(request.model)
+        self._sweep(entry.line[0])
         return Enqueued(position=int(reply[1]))
+
+    def undo(self, request: GenerateRequest) -> None:
+        """Whether it was queued is not known: it is cancelled in the background."""
+        self._doubts.add(request.model, request.request_id)
 
     def refuse_if_full(self, model: str, *, tier_rank: int, tenant_id: str, max_wait_ms: int) -> None:
         """Asks nobody. Raises QueueFull where `enqueue` has just refused the like: see FullQueues."""
@@ -239,9 +201,9 @@ class GatewayBroker:
         """Raises: UnknownRequest, BrokerUnavailable."""
         prefix = keys.model_prefix(model)
         async with bounded(self._timeout_s):
-            asked = ("tenant", "state", "usage", "event")
+            asked = ("tenant", "state", "decision", "event")
             found: list[Any] = await cast(Any, self._redis.hmget(f"{prefix}req:{request_id}", asked))
-            tenant, state, usage, event_id = found
+            tenant, state, decision, event_id = found
             if tenant is None:
                 raise UnknownRequest(request_id)
             entries: Any = []
@@ -250,7 +212,7 @@ class GatewayBroker:
         return Account(
             tenant_id=tenant.decode(),
             is_over=state in (b"finished", b"dead"),
-            decision=msgspec.msgpack.decode(usage).get("decision", "") if usage else "",
+            decision=decision.decode() if decision else "",
             event=decode(entries[0][1][b"e"], UsageEvent) if entries else None,
         )
 
@@ -334,33 +296,3 @@ class GatewayBroker:
             for model in sorted(self._models):
                 with contextlib.suppress(BrokerUnavailable):
                     await self.expire(model)
-
-    async def _undo(self, model: str, request_id: str) -> None:
-        # Twice in a row without failure, a second apart: the first may overtake an enqueue that still
-        # sits in the dead connection's buffer at the server.
-        succeeded = 0
-        for _ in range(20):
-            with contextlib.suppress(BrokerUnavailable, ResponseError):
-                await self.cancel(model, request_id)
-                succeeded += 1
-                if succeeded == 2:
-                    return
-            await asyncio.sleep(1)
-
-
-def _usage_fields(request: GenerateRequest, decision: str) -> bytes:
-    """What the ledger will want to know and only the gateway does; the script that ends the request adds the rest."""
-    fields = {
-        "request_id": request.request_id,
-        "tenant_id": request.tenant_id,
-        "model": request.model,
-        "tier": request.tier,
-        "prompt_tokens": len(request.prompt_token_ids),
-        "key_id": request.key_id,
-        "user_id": request.user_id,
-        "endpoint": request.endpoint,
-        "reservation_id": request.reservation_id,
-        "decision": decision or None,
-        "v": request.v,
-    }
-    return msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})

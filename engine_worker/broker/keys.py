@@ -1,5 +1,6 @@
 """The key layout of the broker. Every key of one call shares the hash tag `{m:MODEL}`, so that a
-script runs on one node of a cluster.
+script runs on one node of a cluster. (On a single server a gateway reserves of its tenant's limits, `{t:TENANT}`, and
+queues the request in one call: tenants/quotas/lua/then.lua.)
 
 Scripts get the model's prefix as KEYS[1] and derive the rest from it, because which request, tier
 or tenant comes next is decided inside them. That is safe on a cluster: a derived key begins with

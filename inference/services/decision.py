@@ -3,17 +3,20 @@ admitted, in Redis for a while when it was refused."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from tenants.pricing import PER_TOKENS, Price
 from tenants.principal import Calendar, LimitMetric, LimitScope, LimitSpec
-from tenants.quotas.types import Admitted, BucketState, Decision
+from tenants.quotas.types import GAP, Admitted, BucketState, Decision
 
 TEXT_MAX: Final = 8000
 """Of a decision as text: some fifty limits."""
+_NUMBER_MAX: Final = 16
+"""Digits of what a limit has left: below 2^53."""
 
 
 class LimitTold(msgspec.Struct, frozen=True, array_like=True):
@@ -141,9 +144,30 @@ def _limit(state: BucketState, asked: int) -> LimitTold:
     )
 
 
+def told_beforehand(
+    limits: Iterable[LimitSpec],
+    *,
+    at_ms: int,
+    prompt_tokens: int,
+    max_output_tokens: int,
+    price: Price | None,
+) -> Told:
+    """Of a request that is to be admitted with all that it asks for: with a GAP for each number that the reservation
+    will say."""
+    gap: Any = msgspec.Raw(GAP.encode())  # written as it is; no JSON has such a byte of its own
+    states = tuple(BucketState(limit, remaining=gap, reset_after_ms=gap) for limit in limits)
+    return told(
+        Admitted("", states, max_output_tokens),
+        at_ms=at_ms,
+        prompt_tokens=prompt_tokens,
+        max_output_tokens=max_output_tokens,
+        price=price,
+    )
+
+
 def as_text(decision: Told) -> str:
     text = msgspec.json.encode(decision).decode()
-    return text if len(text) <= TEXT_MAX else ""
+    return text if len(text) + _NUMBER_MAX * text.count(GAP) <= TEXT_MAX else ""
 
 
 def from_text(text: str | bytes) -> Told | None:

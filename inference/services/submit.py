@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from engine_worker.broker import BrokerUnavailable, DuplicateRequestId, QueueFull
-from engine_worker.protocol import GenerateRequest
 from inference.errors import ApiError, Conflict, NotAllowed, Overloaded
 from inference.models_served import refuse_other_kind
 from inference.runtime import Runtime
-from inference.services.decision import Told, as_text, told
+from inference.services.admission import Admission
+from inference.services.decision import Told, as_text
 from inference.services.generation import Generation, Ticket
-from inference.services.overload import longest_wait_ms, queue_refusal, refuse_early, waits_for_worker
+from inference.services.overload import queue_refusal, refuse_early, waits_for_worker
 from inference.services.refusal import refusal
-from inference.services.submission import Submission, cache_salt
+from inference.services.submission import Submission
 from inference.services.turn import in_turn
-from inference.tracing import TRACER, carrier, end_generation_span, start_generation_span
-from tenants.pricing import Price, price_at
+from inference.tracing import TRACER, end_generation_span
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import Decision, Refused
-
-_LEASE_GRACE_S: Final = 30
-"""A reservation outlives its request's deadline by this much: settling comes after the end."""
+from tenants.quotas.types import Refused
 
 
 async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
@@ -55,114 +47,40 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         grammar=asked.grammar,
     )
     sampling = asked.with_defaults(sampling)
-    tier = principal.tier
-    price: Price | None = None
-    created_at_ms = 0
-    reservation_id = asked.request_id
-
-    async def take(max_output_tokens: int, *, runs_already: bool = False) -> Decision:
-        return await runtime.quotas.reserve(
-            reservation_id=reservation_id,
-            principal=principal,
-            prompt_tokens=len(asked.prompt_token_ids),
-            max_output_tokens=max_output_tokens,
-            lease_ms=(tier.deadline_s + _LEASE_GRACE_S) * 1000,
-            model=card.model,
-            price=price,
-            accepted_at=datetime.fromtimestamp(created_at_ms / 1000, tz=UTC),
-            runs_already=runs_already,
-        )
-
-    async def reserve() -> Decision:
-        # It is accepted when it is admitted: that moment's price and period.
-        nonlocal created_at_ms, price
-        created_at_ms = int(time.time() * 1000)
-        accepted_at = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
-        price = price_at(principal.prices.get(card.model, ()), accepted_at)
-        return await take(max_tokens * sampling.n)
-
-    with _released_on_failure(runtime, principal, reservation_id), TRACER.start_as_current_span("reserve"):
-        decision, waited = await in_turn(runtime, principal, reservation_id, reserve)
-    if waited is not None:
-        tier = replace(tier, deadline_s=max(1, tier.deadline_s - int(waited.wait_s)))
-    reason = told(
-        decision,
-        at_ms=created_at_ms,
-        prompt_tokens=len(asked.prompt_token_ids),
-        max_output_tokens=max_tokens * sampling.n,
-        price=price,
-        waited_ms=round(waited.wait_s * 1000) if waited else 0,
-    )
-    if isinstance(decision, Refused):
-        _note_refusal(runtime, principal, asked, reason)
-        raise refusal(decision, request_id=asked.request_id)
-    granted = decision.max_output_tokens
-    if granted < max_tokens:
-        # Only so much is left of a hard budget: the answer ends there.
-        sampling = msgspec.structs.replace(
-            sampling, max_tokens=granted, min_tokens=min(sampling.min_tokens, granted)
-        )
-    span = start_generation_span(
-        request_id=asked.request_id,
-        model=card.model,
-        endpoint=asked.endpoint,
-        sampling=sampling,
-        prompt_tokens=len(asked.prompt_token_ids),
-    )
-    request = GenerateRequest(
-        request_id=asked.request_id,
-        model=card.model,
-        tenant_id=principal.tenant_public_id,
-        tier=tier.name,
-        tier_rank=tier.rank,
-        prompt_token_ids=asked.prompt_token_ids,
-        sampling=sampling,
-        created_at_ms=created_at_ms,
-        deadline_ms=created_at_ms + tier.deadline_s * 1000,
-        reply_channel=runtime.streams.channel,
-        reservation_id=reservation_id,
-        key_id=principal.key_public_id,
-        user_id=principal.user_public_id,
-        endpoint=asked.endpoint,
-        cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
-        adapter=asked.model.adapter,
-        is_streamed=asked.is_streamed,
-        text_lengths=asked.text_lengths,
-        trace=carrier(span),
-    )
-    with _released_on_failure(runtime, principal, reservation_id):
-        stream = await runtime.streams.open(card.model, request.request_id, is_new=True)
+    admission = Admission(runtime, principal, asked, sampling)
+    with _released_on_failure(runtime, principal, asked.request_id):
+        stream = await runtime.streams.open(card.model, asked.request_id, is_new=True)
         try:
-            enqueued = await runtime.broker.enqueue(
-                request,
-                max_queued=tier.max_queued,
-                max_queued_per_tenant=tier.max_queued_per_tenant,
-                weight=principal.weight,
-                max_wait_ms=longest_wait_ms(tier),
-                decision=as_text(reason),
-            )
+            with TRACER.start_as_current_span("reserve"):
+                decision, waited = await in_turn(runtime, principal, asked.request_id, admission.reserve)
+            reason = admission.told(decision, waited)
+            if isinstance(decision, Refused):
+                _note_refusal(runtime, principal, asked, reason)
+                raise refusal(decision, request_id=asked.request_id)
+            enqueued = admission.enqueued or await admission.enqueue(decision, waited, reason)
         except BaseException:
             stream.close()
-            end_generation_span(span, None)
+            end_generation_span(admission.span, None)
             raise
+    granted = decision.max_output_tokens
     return Generation(
         runtime=runtime,
         ticket=Ticket(
-            request_id=request.request_id,
-            model=request.model,
-            tenant_id=request.tenant_id,
-            reservation_id=reservation_id,
-            lifetime_s=tier.deadline_s,
-            price=price,
-            take_again=partial(take, granted, runs_already=True),
-            waits_for_worker=waits_for_worker(tier, asked.endpoint),
+            request_id=asked.request_id,
+            model=card.model,
+            tenant_id=principal.tenant_public_id,
+            reservation_id=asked.request_id,
+            lifetime_s=admission.tier.deadline_s,
+            price=admission.price,
+            take_again=partial(admission.take, granted, runs_already=True),
+            waits_for_worker=waits_for_worker(principal.tier, asked.endpoint),
             budget_tokens=granted if granted < max_tokens else None,
         ),
         stream=stream,
         buckets=decision.buckets,
         waited=waited,
         position=enqueued.position,
-        span=span,
+        span=admission.span,
     )
 
 

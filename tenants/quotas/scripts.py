@@ -23,7 +23,7 @@ class Script:
     text: str
     sha1: str
 
-    async def __call__(self, client: Caller, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+    async def __call__(self, client: Caller, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         try:
             return await client.evalsha(self.sha1, len(keys), *keys, *args)
         except NoScriptError:
@@ -32,5 +32,20 @@ class Script:
 
 @cache
 def load(verb: str) -> Script:
-    text = (_LUA / "bucket.lua").read_text() + (_LUA / f"{verb}.lua").read_text()
+    return _script(_source("bucket") + _source(verb))
+
+
+@cache
+def load_reserve_then(follow: str) -> Script:
+    """`reserve` with another script's text behind: see then.lua."""
+    parts = (("reserve", _source("bucket") + _source("reserve")), ("follow", follow))
+    functions = "".join(f"local function {name}(KEYS, ARGV)\n{text}\nend\n" for name, text in parts)
+    return _script(functions + _source("then"))
+
+
+def _source(name: str) -> str:
+    return (_LUA / f"{name}.lua").read_text()
+
+
+def _script(text: str) -> Script:
     return Script(text=text, sha1=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

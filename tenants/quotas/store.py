@@ -23,7 +23,7 @@ from tenants.quotas.buckets import (
     warm_key,
 )
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import Admitted, BucketState, Decision, Recalled, Refused, Settlement
+from tenants.quotas.types import Admitted, BucketState, Decision, Recalled, Refused, Settlement, Then
 
 _DEAD_AFTER_MS: Final = 60_000
 """So long after its lease a reservation that nobody settled is given back: whoever made it is dead."""
@@ -78,6 +78,7 @@ class QuotaStore:
         price: Price | None = None,
         accepted_at: datetime | None = None,
         runs_already: bool = False,
+        then: Then | None = None,
     ) -> Decision:
         """Takes one request, prompt + max_output tokens, their cost and a slot from every limit that applies,
         or nothing.
@@ -86,6 +87,7 @@ class QuotaStore:
         nothing more. `lease_ms` bounds how long its slot is held when nobody settles: the request's
         deadline and a little. `accepted_at` (now, unless given) decides which period of a budget it is.
         `runs_already`: it was admitted before, and Redis has forgotten it: nothing refuses it now.
+        `then` runs in the same call where all of the output is granted: only where the store `can_go_on`.
 
         Raises:
             QuotaUnavailable: Redis does not answer.
@@ -112,7 +114,13 @@ class QuotaStore:
         keys = [record_key(tenant, reservation_id), open_key(tenant), warm_key(tenant)]
         keys += [bucket.key for bucket in buckets]
         args = head + [value for bucket in buckets for value in bucket.args]
-        reply = await self._call_recalling("reserve", principal, limits, buckets, accepted_at, keys, args)
+
+        async def ask() -> Any:
+            if then is None:
+                return await self._call("reserve", keys, args)
+            return await self._call_then(then, keys, args)
+
+        reply = await self._with_recall(ask, principal, limits, buckets, accepted_at)
         verdict: bytes = reply[0]
         binding, retry_after_ms, requested, granted = (int(value) for value in reply[1:5])
         states = _states(limits, reply[5:])
@@ -128,24 +136,36 @@ class QuotaStore:
             is_spent=verdict == b"spent",
         )
 
-    async def _call_recalling(
+    @property
+    def can_go_on(self) -> bool:
+        """Whether something of another hash tag may follow in the same call: not on a cluster."""
+        return not is_cluster(self._redis)
+
+    async def _call_then(self, then: Then, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        async with _bounded(self._timeout_s):
+            reply, *followed = await scripts.load_reserve_then(then.text)(
+                self._scripts, [*keys, then.key], [len(args), *args, *then.args]
+            )
+        if followed:
+            (then.reply,) = followed
+        return reply
+
+    async def _with_recall(
         self,
-        verb: str,
+        ask: Callable[[], Awaitable[Any]],
         principal: Principal,
         limits: Sequence[LimitSpec],
         buckets: Sequence[Bucket],
         moment: datetime,
-        keys: Sequence[str],
-        args: Sequence[str | int],
     ) -> Any:
-        """With what Redis does not know put back from the ledger, where the store has one."""
-        reply = await self._call(verb, keys, args)
+        """The script's reply, with what Redis does not know put back from the ledger, where the store has one."""
+        reply = await ask()
         if reply[0] != b"cold":
             return reply
         # One at a time: the others find it done. Asked again before, since the first may just have done it.
         async with self._recalling:
             for _ in range(_RECALL_ATTEMPTS):
-                reply = await self._call(verb, keys, args)
+                reply = await ask()
                 if reply[0] != b"cold":
                     return reply
                 assert self._recall is not None
@@ -244,7 +264,9 @@ class QuotaStore:
         keys = [warm_key(principal.tenant_public_id), *(bucket.key for bucket in buckets)]
         args: list[str | int] = [0 if self._recall is None else 1]
         args += [value for bucket in buckets for value in bucket.args]
-        reply = await self._call_recalling("peek", principal, limits, buckets, now, keys, args)
+        reply = await self._with_recall(
+            lambda: self._call("peek", keys, args), principal, limits, buckets, now
+        )
         return _states(limits, reply)
 
     async def enter_line(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from tenants.principal import LimitMetric, LimitScope, LimitSpec
 
@@ -43,6 +45,22 @@ class Refused:
 Decision = Admitted | Refused
 
 
+GAP: Final = "\1"
+"""In the last argument of what follows a reservation: a number that only the reservation's reply has."""
+
+
+@dataclass(slots=True)
+class Then:
+    """A script of the same server that runs in the call of a reservation, where all that it asks for is granted."""
+
+    text: str
+    key: str
+    args: Sequence[str | bytes | int]
+    """The last one is a text whose GAPs become, of each limit in turn, what remains and the ms until it is full."""
+    reply: Any = None
+    """What it returned; None: it did not run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recalled:
     """What the ledger knows of some limits at one moment."""
@@ -77,6 +95,7 @@ class Settlement:
 
 
 __all__ = [
+    "GAP",
     "Admitted",
     "BucketState",
     "Decision",
@@ -86,4 +105,5 @@ __all__ = [
     "Recalled",
     "Refused",
     "Settlement",
+    "Then",
 ]

@@ -102,7 +102,7 @@ def key(transactional_db: None) -> str:
     return make_key(tenant).secret
 
 
-async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, model, monkeypatch):
+async def test_a_warm_request_costs_no_query_no_thread_and_two_calls(key, model, monkeypatch):
     runtime = get_runtime()
     for stream in (False, True):
         await ask(key, model, stream=stream)  # warms the key, the model and the limits
@@ -115,6 +115,8 @@ async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, mode
 
     verbs = {quota_scripts.load(verb).sha1: verb for verb in ("reserve", "settle", "release")}
     verbs |= {scripts.load(verb).sha1: verb for verb in ("enqueue", "cancel", "attach", "state")}
+    both = quota_scripts.load_reserve_then(scripts.load("enqueue").text)
+    verbs[both.sha1] = "reserve, then enqueue"
     ours = (runtime.broker._scripts, runtime.quotas._scripts)
     called: Counter[str] = Counter()
     queries: list[str] = []
@@ -149,7 +151,7 @@ async def test_a_warm_request_costs_no_query_no_thread_and_three_calls(key, mode
         sent = await ask(key, model, stream=stream)
         assert sent[0]["status"] == 200, sent
         await settled()
-        assert called == {"reserve": 1, "enqueue": 1, "settle": 1}
+        assert called == {"reserve, then enqueue": 1, "settle": 1}
         assert queries == []
         assert threads == []
         headers = dict(sent[0]["headers"])

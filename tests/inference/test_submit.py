@@ -175,7 +175,7 @@ async def test_the_bounds_on_length(runtime, model, principal):
     for prompt, requested, code in [
         ([1] * 100, None, "context_length_exceeded"),
         ([1] * 99, 2, "context_length_exceeded"),
-        ([], 1, None),
+        ([], 1, "invalid_request"),
     ]:
         with pytest.raises(InvalidRequest) as refused:
             await submit(runtime, principal, ask(model, prompt_token_ids=prompt, requested_tokens=requested))

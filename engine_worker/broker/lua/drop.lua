@@ -10,7 +10,7 @@ if not request then return 'unknown' end
 if request.state ~= 'dead' then return 'alive' end
 redis.call('ZREM', prefix .. 'dead', request.id)
 redis.call('HSET', request_key(request.id), 'state', 'finished')
-redis.call('HDEL', request_key(request.id), 'body', 'usage')
+redis.call('HDEL', request_key(request.id), 'body', 'usage', 'decision')
 redis.call('PEXPIRE', request_key(request.id), request.retention)
 redis.call('PEXPIRE', log_key(request.id), request.retention)
 return 'dropped'

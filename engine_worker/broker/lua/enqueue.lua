@@ -18,9 +18,10 @@
 -- ARGV[15]  the longest wait that is promised, ms: one that would wait longer, or nearly, is refused; one that
 --           has waited half of it may pass better tiers (see claim); one that has waited all of it is ended
 -- ARGV[16]  the LoRA adapter that it is for, '' without
--- ARGV[17] the most output that it may make, tokens
+-- ARGV[17]  the most output that it may make, tokens
+-- ARGV[18]  why it was admitted, for the UsageEvent; '' where that is not to be kept
 -- Returns   {'ok', requests ahead} | {'duplicate'} | {'full', 'tier', 'tenant' or 'wait', retry after ms}
--- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000 '' 256
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: r1 <body> <usage> 1 t1 12 60000 weir:live:g1 100 10 600000 3 c1 1 60000 '' 256 ''
 --@include request
 local id, rank, tenant = ARGV[1], ARGV[4], ARGV[5]
 
@@ -73,7 +74,7 @@ redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage',
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,
   'channels', ARGV[8], 'created', now, 'retention', ARGV[11], 'max_attempts', ARGV[12], 'call', ARGV[13],
   'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7], 'adapter', ARGV[16] or '',
-  'max_output', ARGV[17] or 0, 'epoch', 0, 'attempts', 0, 'tokens', 0, 'charged', 0)
+  'max_output', ARGV[17] or 0, 'decision', ARGV[18] or '', 'epoch', 0, 'attempts', 0, 'tokens', 0, 'charged', 0)
 local best = join_queue(request)
 if in_tier == 0 and (not best or tonumber(best) > tonumber(rank)) then return { 'ok', 0 } end
 return { 'ok', position(request) }

@@ -67,7 +67,7 @@ local function finish(request, outcome, chunk, is_dead)
   redis.call('RPUSH', log_key(id), chunk)
   tell(request.channels, chunk)
 
-  local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'worker')
+  local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'worker', 'decision')
   local usage = cmsgpack.unpack(more[1])
   if request.epoch == 0 then usage.prompt_tokens = 0 end -- no worker touched it: nothing was computed
   usage.finish_reason = outcome.reason
@@ -83,6 +83,7 @@ local function finish(request, outcome, chunk, is_dead)
   usage.claimed_at_ms = tonumber(more[2] or nil)
   usage.first_token_at_ms = tonumber(more[3] or nil)
   usage.worker_id = more[4] or nil
+  if more[5] and more[5] ~= '' then usage.decision = more[5] end
   usage.attempts = request.attempts
   local event = redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
@@ -99,7 +100,7 @@ local function finish(request, outcome, chunk, is_dead)
   else
     redis.call('HSET', request_key(id), 'state', 'finished', 'event', event)
     -- The prompt is no longer needed, and is the client's.
-    redis.call('HDEL', request_key(id), 'body', 'usage')
+    redis.call('HDEL', request_key(id), 'body', 'usage', 'decision')
   end
   redis.call('PEXPIRE', request_key(id), kept)
   redis.call('PEXPIRE', log_key(id), kept)
