@@ -103,17 +103,18 @@ while ended < 64 do
   else
     local key = request_key(id)
     local more = redis.call('HMGET', key, 'standing', 'claimed', 'body')
+    local owed = owed_for_output(request, math.max(request.tokens, expected_output(request)))
     if request.epoch == 0 then
-      charge(request.rank, request.tenant, cost(W_IN * request.prompt_tokens, request.weight))
+      owed = owed + cost(W_IN * request.prompt_tokens, request.weight)
       local places = tonumber(more[1] or 0) + 1
       redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant, (now - request.created) / places,
         'PX', PACE_KEPT)
     end
-    charge_output(request, math.max(request.tokens, expected_output(request)))
+    charge(request.rank, request.tenant, owed)
     local claimed = tonumber(more[2] or now)
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1, 'claimed', claimed, 'had', now,
-      'lease', lease)
+      'lease', lease, 'charged', request.charged)
     local queued = math.max(0, claimed - request.created)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}

@@ -23,13 +23,12 @@ local function charge(rank, tenant, amount)
   redis.call('ZADD', prefix .. 'turns:' .. rank, 'XX', counter, tenant)
 end
 
--- Brings the part of a request's output that is charged to so many tokens, up or down.
-local function charge_output(request, tokens)
-  if tokens == request.charged then return end
+-- What is to be charged to bring the part of a request's output that is charged to so many tokens, up or down. The
+-- caller charges it, and writes `charged`.
+local function owed_for_output(request, tokens)
   local owed, paid = cost(W_OUT * tokens, request.weight), cost(W_OUT * request.charged, request.weight)
-  charge(request.rank, request.tenant, owed - paid)
-  redis.call('HSET', request_key(request.id), 'charged', tokens)
   request.charged = tokens
+  return owed - paid
 end
 
 local NEWEST_LENGTH = 8 -- the latest answer's part in the mean is one of so many
@@ -55,8 +54,9 @@ local function take_turns(rank, tenant)
   if redis.call('ZSCORE', turns, tenant) then return end
   local least = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2]
   local floor = tonumber(least or redis.call('GET', prefix .. 'level:' .. rank) or 0)
-  local counter = math.max(floor, tonumber(redis.call('ZSCORE', served, tenant) or 0))
+  local before = tonumber(redis.call('ZSCORE', served, tenant) or nil)
+  local counter = math.max(floor, before or 0)
   redis.call('ZADD', turns, counter, tenant)
-  redis.call('ZADD', served, counter, tenant)
+  if counter ~= before then redis.call('ZADD', served, counter, tenant) end
   redis.call('PEXPIRE', served, COUNTERS_KEPT)
 end

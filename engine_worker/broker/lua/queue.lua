@@ -9,9 +9,9 @@ local function leaves_at(request)
   return math.min(request.deadline, request.created + request.max_wait + request.at_workers)
 end
 
--- For workers that wait. Bounded: more hints than idle workers only cost empty claims.
+-- For workers that wait. Bounded: more hints than idle workers only cost empty claims. Not cut at each one more.
 local function hint(list, what, kept)
-  if redis.call('LPUSH', prefix .. list, what) > 16 then redis.call('LTRIM', prefix .. list, 0, 15) end
+  if redis.call('LPUSH', prefix .. list, what) > 32 then redis.call('LTRIM', prefix .. list, 0, 15) end
   redis.call('PEXPIRE', prefix .. list, kept)
 end
 

@@ -87,18 +87,20 @@ local function finish(request, outcome, chunk, is_dead)
   usage.attempts = request.attempts
   local event = redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
-  charge_output(request, request.tokens)
+  local owed = owed_for_output(request, request.tokens)
+  if outcome.cached_tokens then owed = owed - cost(W_IN * outcome.cached_tokens, request.weight) end
+  charge(request.rank, request.tenant, owed)
   if request.epoch > 0 then learn_length(request) end
-  if outcome.cached_tokens then charge(request.rank, request.tenant, -cost(W_IN * outcome.cached_tokens, request.weight)) end
   redis.call('ZREM', prefix .. 'leases', id)
   local kept = request.retention
   if is_dead then
     kept = DEAD_KEPT
-    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, 'event', event)
+    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, 'event', event,
+      'charged', request.charged)
     redis.call('ZADD', prefix .. 'dead', now, id)
     redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
   else
-    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event)
+    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event, 'charged', request.charged)
     -- The prompt is no longer needed, and is the client's.
     redis.call('HDEL', request_key(id), 'body', 'usage', 'decision')
   end
@@ -133,8 +135,9 @@ local function give_back(request, heard, failed, code, message)
     finish_as(request, 'deadline')
   else
     redis.call('ZREM', prefix .. 'leases', request.id)
-    charge_output(request, request.tokens)
-    redis.call('HSET', request_key(request.id), 'state', 'queued', 'attempts', request.attempts)
+    charge(request.rank, request.tenant, owed_for_output(request, request.tokens))
+    redis.call('HSET', request_key(request.id), 'state', 'queued', 'attempts', request.attempts,
+      'charged', request.charged)
     if failed then put_off(request) else join_queue(request) end
     return 'queued'
   end
