@@ -77,6 +77,11 @@ class Scoring:
     softcap: float | None = None
     """Scores become softcap * tanh(score / softcap): Gemma 2 (arXiv 2408.00118), section 2."""
 
+    def cap_(self, scores: Tensor) -> None:
+        """In place."""
+        if self.softcap is not None:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+
 
 class AttentionPlan(Protocol):
     """One step's attention, for each layer in turn."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.cpu_decode import _GAP, _runs
 from engine_worker.attention.interface import KVShape, Scoring, Segment
 
 HEADS, KV_HEADS, SIZE, DIM = 6, 2, 4, 8
@@ -33,14 +38,15 @@ def full_attention(query, keys, values, scoring):
     [PLAIN, *(Scoring(0.3, window, softcap) for window in (1, 3, 4, 9, 40) for softcap in (None, 0.7))],
     ids=str,
 )
-@pytest.mark.parametrize("scattered", [False, True], ids=["dense", "scattered"])
+@pytest.mark.parametrize("layout", ["mixed", "scattered", "in runs"])
 @pytest.mark.parametrize("seed", range(5))
-def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
+def test_chunks_and_decodes_equal_full_attention(seed, layout, scoring):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    num_blocks = 400 if scattered else 60
+    num_blocks = 400 if layout == "scattered" else 60
     backend = CpuAttention(KVShape(2, num_blocks, KV_HEADS, SIZE, DIM))
-    free = rng.sample(range(1, num_blocks), 50)
+    # In runs, each sequence that ends leaves a hole.
+    free = list(range(50, 0, -1)) if layout == "in runs" else rng.sample(range(1, num_blocks), 50)
     contexts = [rng.randrange(1, 30) for _ in range(6)]
     tables = [[free.pop() for _ in range(-(-n // SIZE))] for n in contexts]
     inputs = [torch.randn(n, HEADS + 2 * KV_HEADS, DIM) for n in contexts]
@@ -68,6 +74,18 @@ def test_chunks_and_decodes_equal_full_attention(seed, scattered, scoring):
             torch.testing.assert_close(
                 row, full_attention(query[at], key[: at + 1], value[: at + 1], scoring)
             )
+
+
+@given(st.sets(st.integers(0, 120), min_size=1).flatmap(lambda found: st.permutations(sorted(found))))
+def test_runs_hold_all_blocks_and_little_else(blocks):
+    runs, places = _runs(np.array(blocks))
+    laid_out = [block for there, _ in runs for block in range(there.start, there.stop)]
+    assert [laid_out[place] for place in places] == blocks
+    assert [here.start for _, here in runs] == [0, *(here.stop for _, here in runs[:-1])]
+    of_nobody = "".join("01"[block in blocks] for block in laid_out)
+    assert "0" * (_GAP + 1) not in of_nobody
+    for (before, _), (after, _) in pairwise(runs):
+        assert after.start - before.stop > _GAP
 
 
 def test_two_sequences_may_share_blocks():
