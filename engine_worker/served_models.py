@@ -76,8 +76,12 @@ class ServedModels:
     def names(self) -> list[str]:
         return sorted(self._served)
 
-    async def load(self, name: str, source: str) -> None:
-        """Returns when gateways know the model; at once where it is served already, from there. Raises Refused."""
+    async def load(self, name: str, source: str, *, as_others: bool = False) -> None:
+        """Returns when gateways know the model; at once where it is served already, from there. Raises Refused.
+
+        `as_others`: what other workers that live serve under that name has to be the same model. A process that begins
+        may bring a newer one, before the others do.
+        """
         if (served := self._served.get(name)) is not None and served.source == source:
             return
         if served is not None or name in self._loading:
@@ -106,6 +110,13 @@ class ServedModels:
             lease_ms=config.lease_ms,
             timeout_s=config.broker_timeout_s,
         )
+        try:
+            if as_others:
+                await self._refuse_another_model(broker, card)
+        except BaseException:
+            await engine.stop()
+            await broker.aclose()
+            raise
         worker = Worker(engine, broker, card, tokenizer, config)
         running = asyncio.create_task(self._run(name, worker, engine, broker), name=f"serve-{name}")
         self._served[name] = _Served(source, worker, running)
@@ -114,6 +125,19 @@ class ServedModels:
         registered = asyncio.create_task(worker.registered.wait(), name=f"register-{name}")
         await asyncio.wait([registered, running], return_when=asyncio.FIRST_COMPLETED)
         registered.cancel()
+
+    async def _refuse_another_model(self, broker: WorkerBroker, card: ModelCard) -> None:
+        """The last one to describe a model does so for all that serve it: requests would be checked, and streams go on,
+        by another model's description."""
+        try:
+            served = await broker.card_of_others()
+        except (BrokerUnavailable, ProtocolError) as error:
+            raise Refused(str(error), Refusal.UNSERVABLE) from error
+        if served is not None and served.revision != card.revision:
+            raise Refused(
+                f"another worker serves another model as {card.model}: give another name, or unload it there first",
+                Refusal.SERVED,
+            )
 
     async def _start(self, name: str, source: str) -> tuple[Engine, tuple[ModelCard, bytes]]:
         engine, describe = await asyncio.to_thread(self._make, name, source)
@@ -234,7 +258,7 @@ class ServedModels:
     async def _answer(self, command: ModelCommand) -> ModelAnswer:
         _log.info("model_command", action=command.action, model=command.model)
         actions: dict[str, Callable[[], Awaitable[None]]] = {
-            "load": lambda: self.load(command.model, command.source),
+            "load": lambda: self.load(command.model, command.source, as_others=True),
             "unload": lambda: self.unload(command.model),
         }
         error = code = ""

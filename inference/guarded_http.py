@@ -49,7 +49,8 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 def judged(host: str, port: int, *, is_plain: bool, allowed: Iterable[Network]) -> str:
     """An address of `host` that may be connected to. Raises Forbidden; OSError where it has none."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # Not every resolver knows a name with the root's dot for the same.
+    found = socket.getaddrinfo(host.rstrip("."), port, type=socket.SOCK_STREAM)
     addresses = [ip_address(str(info[4][0]).partition("%")[0]) for info in found]
     for address in addresses:
         if any(address in network for network in allowed):

@@ -32,6 +32,7 @@ from tenants.services.first_run import (
     create_first_operator,
     create_first_tenant,
     read_setup,
+    setup_command,
 )
 
 _ANSWERED = "setup_model_answered"
@@ -100,7 +101,7 @@ def first_operator(request: HttpRequest, token: str) -> HttpResponse:
             return render(request, "inference/setup_operator.html", {"form": form})
         operator = create_first_operator(token=token, ip_address=client_address(request), **form.cleaned_data)
     except SetupClosed:
-        return render(request, "inference/setup_closed.html", status=410)
+        return render(request, "inference/setup_closed.html", {"command": setup_command()}, status=410)
     except ValidationError as error:
         form.add_error(None, error)
         return render(request, "inference/setup_operator.html", {"form": form})

@@ -17,7 +17,7 @@ from inference.services.recall import recall_from_ledger
 from tenants.console import Console, last_console, tenant_page
 from tenants.quotas.gauges import limit_gauges
 from tenants.selectors import api_key_names
-from tenants.services.first_run import has_operator, read_setup
+from tenants.services.first_run import has_operator, read_setup, setup_command
 
 _RECENT_REQUESTS = 15
 
@@ -36,7 +36,7 @@ def home(request: HttpRequest) -> HttpResponse:
     """The start page; a member goes on to the tenant they looked at last."""
     if not request.user.is_authenticated:
         if not has_operator():
-            return render(request, "inference/setup_empty.html")
+            return render(request, "inference/setup_empty.html", {"command": setup_command()})
         return render(request, "tenants/landing.html", api_example(request))
     console = last_console(request)
     if console is None:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,9 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", 0))
             port: int = probe.getsockname()[1]
             if port < 55_000:
-                bus.bind(("127.0.0.1", port + 10_000))
-                return port
+                with suppress(OSError):  # another's
+                    bus.bind(("127.0.0.1", port + 10_000))
+                    return port
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -100,6 +101,18 @@ class WorkerBroker:
             await self._redis.set(self._prefix + "card", encode(card), ex=keys.CARD_TTL_S)
             await self._redis.delete(self._prefix + "withdrawn")
             await cast(Any, self._redis.sadd(keys.MODELS, self.model))
+
+    async def card_of_others(self) -> ModelCard | None:
+        """How other workers that live describe the model; None: there are none."""
+        lapsed = time.time() * 1000 - keys.WORKER_TTL_MS
+        async with bounded(self._timeout_s):
+            workers: list[bytes] = await cast(
+                Any, self._redis.zrangebyscore(self._prefix + "workers", lapsed, "+inf")
+            )
+            card: bytes | None = await cast(Any, self._redis.get(self._prefix + "card"))
+        if card is None or {worker.decode() for worker in workers} <= {self.worker_id}:
+            return None
+        return decode(card, ModelCard)
 
     async def heartbeat(self, status: WorkerStatus, *, tokenizer_sha256: str) -> bool:
         """False when the registration is gone (Redis came back empty): register again."""

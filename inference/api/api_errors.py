@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import structlog
 from django.conf import settings
-from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
+from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig, TooManyFieldsSent
 from django.http.request import UnreadablePostError
 
 from inference.errors import (
     ApiError,
     Conflict,
     GenerationFailed,
+    InvalidRequest,
     NotAllowed,
     NotFound,
     TooLarge,
@@ -44,6 +45,9 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestDataTooBig):
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         return TooLarge(f"The body is too large: at most {most:,} bytes.", code="request_too_large")
+    if isinstance(error, TooManyFieldsSent):
+        most = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
+        return InvalidRequest(f"The query has more than {most:,} parameters.")
     if isinstance(error, UnreadablePostError):
         return UnsupportedMedia("The body could not be read to its end.")
     log.exception("api_error")

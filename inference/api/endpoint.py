@@ -83,7 +83,8 @@ class ApiCall:
         text = self.request.headers.get("x-weir-resume-grace", "0")
         if not (text.isascii() and text.isdecimal() and int(text[:9]) <= RESUME_GRACE_MAX_S):
             raise InvalidRequest(
-                f"x-weir-resume-grace must be a whole number of seconds from 0 to {RESUME_GRACE_MAX_S}."
+                f"x-weir-resume-grace must be a whole number of seconds from 0 to {RESUME_GRACE_MAX_S}.",
+                param="x-weir-resume-grace",
             )
         return float(text)
 
@@ -213,5 +214,8 @@ def _with_own_deadline(request: HttpRequest, principal: Principal) -> Principal:
         return principal
     most = principal.tier.deadline_s
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
-        raise InvalidRequest(f"x-weir-deadline-s must be a whole number of seconds from 1 to {most}.")
+        raise InvalidRequest(
+            f"x-weir-deadline-s must be a whole number of seconds from 1 to {most}.",
+            param="x-weir-deadline-s",
+        )
     return replace(principal, tier=replace(principal.tier, deadline_s=int(text)))

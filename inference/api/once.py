@@ -47,7 +47,9 @@ async def answer_once(
 ) -> Answer:
     """The answer of `work`, which is given the claim; or the one that it gave before. Raises ApiError."""
     if not _KEY.fullmatch(key):
-        raise InvalidRequest("Idempotency-Key must be 1 to 255 visible ASCII characters.")
+        raise InvalidRequest(
+            "Idempotency-Key must be 1 to 255 visible ASCII characters.", param="Idempotency-Key"
+        )
     claim = await claim_request(principal, key, request.path.encode() + b"\n" + request.body)
     if claim.content_type:
         replay = HttpResponse(claim.body, content_type=claim.content_type)

@@ -29,7 +29,7 @@ def read_report(asked: QueryDict, principal: Principal) -> Report:
     since = read_moment(asked.get("start"), "start", local) or until - _SPAN
     if not timedelta(0) < until - since <= _SPAN_MAX:
         raise InvalidRequest(f"'start' comes before 'end', by at most {_SPAN_MAX.days} days.", param="start")
-    names = [name for name in asked.get("group_by", "").split(",") if name]
+    names = [name for text in asked.getlist("group_by") for name in text.split(",") if name]
     group_by = tuple(dict.fromkeys(read_choice(Dimension, name, "group_by") for name in names))
     filters = {
         dimension: read_ids(values, dimension, are_uuids=dimension in (Dimension.PROJECT, Dimension.KEY))

@@ -43,7 +43,7 @@ class RequestStatus(msgspec.Struct, kw_only=True):
     error_code: str | None
     """Of one that failed: as its client was told, `model_unavailable` say."""
     queue_ms: int
-    """How long it has waited in the queue, or had waited when a worker took it."""
+    """How long it has waited in the queue, or had waited when a worker took it or it ended without one."""
     object: str = "request"
 
 

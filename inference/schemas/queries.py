@@ -50,7 +50,7 @@ class UsageQuery(msgspec.Struct, kw_only=True):
     """Not included."""
     bucket_width: Literal["1d", "1h"] = "1d"
     group_by: str | None = None
-    """Names of filters, with commas."""
+    """Names of filters, with commas, or several times."""
     project: list[str] = []
     key: list[str] = []
     model: list[str] = []

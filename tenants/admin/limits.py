@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from unfold.admin import TabularInline
 from unfold.decorators import display
+from unfold.forms import PaginationInlineFormSet
 
 from tenants.admin.base import AuditedAdmin
 from tenants.models import QuotaLimit, Tenant
@@ -66,8 +67,25 @@ class TenantLimitForm(OwnedLimitForm):
     scope = LimitScope.TENANT
 
 
+class LimitFormSet(PaginationInlineFormSet):
+    """One limit of a kind: the model's constraints see rows that are saved, not each other's."""
+
+    def clean(self) -> None:
+        super().clean()
+        taken = set()
+        for form in self.forms:
+            cleaned = getattr(form, "cleaned_data", {})
+            if not cleaned or cleaned.get("DELETE"):
+                continue
+            kind = tuple(cleaned.get(name) for name in ("metric", "period_s", "calendar"))
+            if kind in taken:
+                form.add_error("metric", "Another row limits this over the same period.")
+            taken.add(kind)
+
+
 class LimitInline(TabularInline):
     model = QuotaLimit
+    formset = LimitFormSet
     extra = 0
     hide_title = True
     fields = ("metric", "amount", "period_s", "burst", "calendar", "is_hard")

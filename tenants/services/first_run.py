@@ -6,7 +6,9 @@ an operator. Coming from this machine is no proof of anything: behind a proxy ev
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from django.conf import settings
@@ -40,6 +42,13 @@ def setup_link() -> str:
     """Opens the page that makes the first operator, for a day."""
     token = signing.TimestampSigner(salt=_SALT).sign("operator")
     return f"{settings.BASE_URL}{reverse('setup_operator', args=[token])}"
+
+
+def setup_command() -> str:
+    """What prints the link, where manage.py is; with the Python that has Weir's packages, if it is below."""
+    python = Path(sys.executable)
+    name = python.relative_to(settings.BASE_DIR) if python.is_relative_to(settings.BASE_DIR) else "python"
+    return f"{name} manage.py setup_link"
 
 
 def check_setup_token(token: str) -> None:

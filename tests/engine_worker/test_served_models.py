@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker import control
-from engine_worker.broker import ControlBroker
+from engine_worker.broker import ControlBroker, WorkerBroker
 from engine_worker.broker.commands import Refusal
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
@@ -17,7 +17,7 @@ from engine_worker.model_card import read_model_card
 from engine_worker.protocol import SamplingParams
 from engine_worker.served_models import Refused, ServedModels
 from engine_worker.worker_config import WorkerConfig
-from tests.engine_worker.broker.driving import put, until
+from tests.engine_worker.broker.driving import put, status, until
 from tests.engine_worker.models import VOCAB_SIZE, greedy, make_tiny_model, reference
 
 PROMPT = [7, 77, 177]
@@ -107,6 +107,15 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         assert (await ask("load", "huge", sources[third])).code == Refusal.MEMORY
         assert (await ask("load", "unforeseen", sources[third])).code == Refusal.MEMORY
         assert (await ask("load", "{odd}", sources[third])).code == Refusal.MALFORMED
+        # Others that serve another model under a name are not told otherwise; gone, they don't count.
+        other = WorkerBroker(redis_url, model=third, worker_id=f"other-{model}")
+        theirs, tokenizer = read_model_card(third, sources[first], context_length=64, dtype="fp32")
+        await other.register(theirs, tokenizer)
+        await other.heartbeat(status(other), tokenizer_sha256=theirs.tokenizer_sha256)
+        assert (await ask("load", third, sources[third])).code == Refusal.SERVED
+        assert theirs in await gateway.model_cards()
+        await other.farewell()
+        await other.aclose()
         assert (await ask("load", third, sources[third])).models == [second, third]
         await put(gateway, make("s", model=third, prompt_token_ids=PROMPT, sampling=long_answer(5)))
         assert await ended(third, "s") == greedy(reference(sources[third]), PROMPT, 5)

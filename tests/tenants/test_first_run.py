@@ -44,7 +44,9 @@ def path() -> str:
 
 def test_the_link_makes_the_operator_and_signs_in():
     browser = Client(REMOTE_ADDR="192.0.2.9")
-    assert b"This installation is new" in browser.get("/").content
+    start = browser.get("/").content.decode()
+    assert "This installation is new" in start
+    assert "python manage.py setup_link</code>" in start
     answer = browser.post(path(), NEW)
     assert (answer.status_code, answer.headers["Location"]) == (302, "/setup/")
     operator = User.objects.get()

@@ -141,17 +141,21 @@ def test_celery_sums_over_its_processes(site: Site, tmp_path: Path):
         "WEIR_CELERY_METRICS_PORT": str(port),
         "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts"),
     }
+    task = "inference.tasks.drain_usage"
+    # Other tests' tasks may be left on this server.
+    send = (
+        "from weir.celery import app\nfrom inference.tasks import drain_usage\n"
+        "app.control.purge()\nfor _ in range(6): drain_usage.delay()"
+    )
+    subprocess.run(
+        [sys.executable, "manage.py", "shell", "-c", send], cwd=ROOT, env=site.env, check=True, timeout=60
+    )
     log = (tmp_path / "celery.log").open("wb")
     celery = subprocess.Popen(
         [sys.executable, "-m", "celery", "-q", "-A", "weir.celery", "worker", "--concurrency", "2"],
         cwd=ROOT, env=env, stdout=log, stderr=log,
     )  # fmt: skip
-    task = "inference.tasks.drain_usage"
     try:
-        send = "from inference.tasks import drain_usage\nfor _ in range(6): drain_usage.delay()"
-        subprocess.run(
-            [sys.executable, "manage.py", "shell", "-c", send], cwd=ROOT, env=site.env, check=True, timeout=60
-        )
         done = 0.0
         deadline = time.monotonic() + 60
         while done < 6 and time.monotonic() < deadline:

@@ -96,11 +96,12 @@ local function finish(request, outcome, chunk, is_dead)
   if is_dead then
     kept = DEAD_KEPT
     redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, 'event', event,
-      'charged', request.charged)
+      'charged', request.charged, 'ended', now)
     redis.call('ZADD', prefix .. 'dead', now, id)
     redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
   else
-    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event, 'charged', request.charged)
+    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event, 'charged', request.charged,
+      'ended', now)
     -- The prompt is no longer needed, and is the client's.
     redis.call('HDEL', request_key(id), 'body', 'usage', 'decision')
   end

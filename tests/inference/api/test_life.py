@@ -79,6 +79,7 @@ def test_an_unloaded_model_is_gone_and_who_waited_for_it_has_failed(http):
     until(lambda: http.get(path).json()["status"] == "finished", "its end")
     told = http.get(path).json()
     assert (told["finish_reason"], told["error_code"]) == ("error", "model_not_found")
+    assert http.get(path).json()["queue_ms"] == told["queue_ms"], "it waits no longer"
     for answer in (refused, http.post("completions", json=asked)):
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert not is_listed()

@@ -53,6 +53,9 @@ def test_a_tenant_with_a_member_and_a_limit_in_one_form(browser, operator):
         "limits-1-period_s": "60",
         "limits-1-burst": "",
     }
+    twice = browser.post(url(Tenant, "add"), form | {"limits-1-metric": "tokens", "limits-1-period_s": "60"})
+    assert twice.status_code == 200
+    assert "Another row limits this over the same period." in twice.content.decode()
     page = browser.post(url(Tenant, "add"), form)
     assert page.status_code == 302, page.context["errors"]
     tenant = Tenant.objects.get(slug="acme")
