@@ -125,14 +125,16 @@ class ModelCatalogue:
             raise _no_worker(name)
         return model
 
-    def refuse_without_worker(self, name: str) -> None:
-        """For who waits in the queue, every few seconds: raises Overloaded where the last looks, for
-        WORKER_ABSENCE_S, found no worker, or NotFound where the operator unloaded it. What Redis did not answer
-        is no look.
+    def refuse_without_worker(self, name: str, *, has_begun: bool = False) -> None:
+        """For who waits, every few seconds: raises Overloaded where the last looks, for WORKER_ABSENCE_S, found no
+        worker, or NotFound where the operator unloaded it. What Redis did not answer is no look. `has_begun`: an
+        answer of which some is made waits for the next worker as long as it may.
         """
         self._refresh_if_stale()
         if name in self._withdrawn:
             raise _not_found(name)
+        if has_begun:
+            return
         gone_at = self._gone_at.get(name)
         if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
             raise _no_worker(name)

@@ -143,8 +143,8 @@ class Generation:
         return self._seen(chunk)
 
     async def _heard(self, timeout_s: float) -> Chunk | None:
-        """As the stream's. Before the first token it looks now and then whether there is a worker to wait for."""
-        while self._stream.next_seq == 0 and timeout_s > 0 and not self.ticket.waits_for_worker:
+        """As the stream's. While nothing comes it looks now and then whether there is a worker to wait for."""
+        while timeout_s > 0 and not self.ticket.waits_for_worker:
             chunk = await self._stream.next(min(timeout_s, _LOOK_S))
             if chunk is not None:
                 return chunk
@@ -155,7 +155,7 @@ class Generation:
     async def _give_up_without_worker(self) -> None:
         """Its end comes as a chunk then, for the record as for the client; unless a worker has it after all."""
         try:
-            self._runtime.models.refuse_without_worker(self.ticket.model)
+            self._runtime.models.refuse_without_worker(self.ticket.model, has_begun=self._stream.next_seq > 0)
         except ApiError as error:
             with suppress(BrokerUnavailable):  # the next look tries again
                 await self._runtime.broker.refuse(

@@ -117,8 +117,9 @@ async def test_a_model_that_was_unloaded_is_unknown_though_the_operator_names_it
                 await catalogue.get(card.model)
             assert gone.value.code == "model_not_found"
             assert card.model not in {served.card.model for served in await catalogue.all()}
-            with pytest.raises(NotFound):  # who waits in the queue
-                catalogue.refuse_without_worker(card.model)
+            for has_begun in (False, True):
+                with pytest.raises(NotFound):
+                    catalogue.refuse_without_worker(card.model, has_begun=has_begun)
         monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 30.0)
         await worker.register(card, byte_tokenizer().to_str().encode())
         for catalogue in catalogues:

@@ -15,12 +15,13 @@ import redis
 from django.conf import settings
 from msgspec import structs
 
-from engine_worker.broker import WorkerBroker, keys
+from engine_worker.broker import Held, Verdict, WorkerBroker, keys
 from engine_worker.protocol import ModelCard, WorkerStatus, decode
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import Tenant
 from tenants.principal import LimitMetric
+from tests.engine_worker.broker.driving import publish, tokens
 from tests.engine_worker.broker.driving import status as worker_status
 from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import make_key, make_tenant, set_limit
@@ -86,6 +87,38 @@ def test_an_unloaded_model_is_gone_and_who_waited_for_it_has_failed(http):
     for row in rows_of(tenant, 2):
         assert (row.finish_reason, row.error_code) == ("error", "model_not_found")
         assert (row.prompt_tokens, row.completion_tokens) == (0, 0)
+
+
+def test_a_stream_whose_model_is_unloaded_ends_with_the_reason(http):
+    """And is charged for what was made; without a word it would go on until its deadline."""
+    tenant = make_tenant()
+    http.headers["Authorization"] = f"Bearer {make_key(tenant).secret}"
+    card = a_card()
+    asyncio.run(as_its_worker(card, loads=True))
+    until(lambda: http.get(f"models/{card.model}").status_code == 200, "the model")
+    body = {"model": card.model, "prompt": "x", "max_tokens": 9, "stream": True}
+    with http.stream("POST", "completions", json=body, headers={"x-weir-deadline-s": "100"}) as answer:
+        lines = answer.iter_lines()
+        asyncio.run(begins_and_is_unloaded(card))
+        data = [line for line in lines if line.startswith("data: ")]
+    assert '"text":"xx"' in data[0]
+    assert '"code":"model_not_found"' in data[-1]
+    (row,) = rows_of(tenant, 1)
+    assert (row.finish_reason, row.error_code, row.completion_tokens) == ("error", "model_not_found", 2)
+
+
+async def begins_and_is_unloaded(card: ModelCard) -> None:
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=10)
+    try:
+        claims = await worker.claim(1)
+        while not claims:
+            await asyncio.sleep(0.05)
+            claims = await worker.claim(1)
+        assert await publish(worker, claims[0], tokens(claims[0], 0, 1, 2)) == Verdict.OK
+        await worker.release([Held(claims[0].request.request_id, claims[0].epoch)], failed=False)
+        assert await worker.withdraw()
+    finally:
+        await worker.aclose()
 
 
 async def as_its_worker(card: ModelCard, *, loads: bool) -> None:
