@@ -33,7 +33,6 @@ _SYSTEM_TOKENS = 300
 _QUESTION_TOKENS = 40
 _ANSWER_TOKENS = 4
 _LONGER_ANSWER_TOKENS = 24
-_KV_BLOCKS = 512
 
 
 def make_tokens(rng: random.Random, count: int) -> list[int]:
@@ -72,20 +71,22 @@ def main() -> None:
     parser.add_argument(
         "--block-size", type=int, default=EngineConfig.__dataclass_fields__["block_size"].default
     )
+    parser.add_argument("--kv-blocks", type=int, default=512, help="of each pool; some 220 are used at once")
     parser.add_argument("--precision", default=EngineConfig.__dataclass_fields__["precision"].default)
     args = parser.parse_args()
     model_dir = prepared(args.model)
     threads = physical_cores()
     rng = random.Random(3)
     print(
-        f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, blocks of {args.block_size}, seed 3"
+        f"{processor()}, {threads} thread(s), {model_dir.name} in {args.precision}, {args.kv_blocks} blocks of "
+        f"{args.block_size}, seed 3"
     )
 
     def start(prefix_cache: bool) -> Contestant:
         settings: dict[str, Any] = {
             "prefix_cache": prefix_cache,
             "block_size": args.block_size,
-            "num_kv_blocks": _KV_BLOCKS,
+            "num_kv_blocks": args.kv_blocks,
         }
         options = Options(str(model_dir), threads, args.precision, settings=settings)
         return Contestant("ours", options, Path(sys.executable))
@@ -96,7 +97,7 @@ def main() -> None:
     shares = []
     try:
         for engine in engines.values():
-            fill(engine, rng, _KV_BLOCKS * args.block_size)
+            fill(engine, rng, args.kv_blocks * args.block_size)
         for number in range(args.rounds):
             system = make_tokens(rng, _SYSTEM_TOKENS)
             shared = [
@@ -141,7 +142,9 @@ def main() -> None:
         f"medians of {args.rounds}: first token {medians['ttft_speedup']:.2f} times as fast, "
         f"{medians['cached_share']:.0%} of prompt tokens cached; without hits {medians['no_hits_cost']:+.1%}"
     )
-    conditions = {"rounds": args.rounds, "requests": args.requests, "block_size": args.block_size}
+    conditions = {
+        name: getattr(args, name) for name in ("rounds", "requests", "block_size", "kv_blocks", "precision")
+    }
     print(json.dumps({**conditions, **medians}))
 
 
