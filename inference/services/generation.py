@@ -146,7 +146,7 @@ class Generation:
         """As the stream's. While nothing comes it looks now and then whether there is a worker to wait for."""
         while timeout_s > 0 and not self.ticket.waits_for_worker:
             chunk = await self._stream.next(min(timeout_s, _LOOK_S))
-            if chunk is not None:
+            if chunk is not None or self._runtime.is_stopping:
                 return chunk
             await self._give_up_without_worker()
             timeout_s -= _LOOK_S
