@@ -43,8 +43,9 @@ class Admission:
     context: Context = field(default_factory=get_current)
     """Whose span the generation's is below: not the reservation's, which may be the current one when it begins."""
     span: Span = INVALID_SPAN
-    enqueued: Enqueued | None = None
-    """Where the reservation has queued it, too."""
+    position: int = 0
+    """Where it was queued."""
+    _is_queued: bool = False
 
     def __post_init__(self) -> None:
         self.tier = self.principal.tier
@@ -74,7 +75,7 @@ class Admission:
             self.runtime.broker.undo(request)
             raise
         if then.reply is not None:
-            self.enqueued = self.runtime.broker.entered(entry, then.reply)
+            self._note(self.runtime.broker.entered(entry, then.reply))
         return decision
 
     async def take(
@@ -93,8 +94,10 @@ class Admission:
             then=then,
         )
 
-    async def enqueue(self, decision: Admitted, waited: Waited | None, reason: Told) -> Enqueued:
-        """Raises BrokerUnavailable, QueueFull, DuplicateRequestId."""
+    async def enqueue(self, decision: Admitted, waited: Waited | None, reason: Told) -> None:
+        """Unless the reservation has. Raises BrokerUnavailable, QueueFull, DuplicateRequestId."""
+        if self._is_queued:
+            return
         if waited is not None:
             self.tier = replace(self.tier, deadline_s=max(1, self.tier.deadline_s - int(waited.wait_s)))
         sampling, granted = self.sampling, decision.max_output_tokens
@@ -104,7 +107,10 @@ class Admission:
                 sampling, max_tokens=granted, min_tokens=min(sampling.min_tokens, granted)
             )
         request = self._request(sampling)
-        return await self.runtime.broker.enqueue(request, **self._terms(as_text(reason)))
+        self._note(await self.runtime.broker.enqueue(request, **self._terms(as_text(reason))))
+
+    def _note(self, enqueued: Enqueued) -> None:
+        self.position, self._is_queued = enqueued.position, True
 
     def told(self, decision: Decision, waited: Waited | None) -> Told:
         return told(

@@ -159,7 +159,7 @@ class Generation:
         except ApiError as error:
             with suppress(BrokerUnavailable):  # the next look tries again
                 await self._runtime.broker.refuse(
-                    self.ticket.model, self.ticket.request_id, code=error.code or "", message=error.message
+                    self.ticket.model, self.ticket.request_id, code=error.code, message=error.message
                 )
 
     def take_ready(self) -> Chunk | None:

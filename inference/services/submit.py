@@ -23,7 +23,7 @@ from inference.services.turn import in_turn
 from inference.tracing import TRACER, end_generation_span
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
-from tenants.quotas.types import Refused
+from tenants.quotas.types import Admitted, Refused
 
 
 async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
@@ -54,14 +54,18 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
             with TRACER.start_as_current_span("reserve"):
                 decision, waited = await in_turn(runtime, principal, asked.request_id, admission.reserve)
             reason = admission.told(decision, waited)
-            if isinstance(decision, Refused):
-                _note_refusal(runtime, principal, asked, reason)
-                raise refusal(decision, request_id=asked.request_id)
-            enqueued = admission.enqueued or await admission.enqueue(decision, waited, reason)
+            if isinstance(decision, Admitted):
+                await admission.enqueue(decision, waited, reason)
         except BaseException:
             stream.close()
             end_generation_span(admission.span, None)
             raise
+    if isinstance(decision, Refused):
+        # Out here: nothing was taken, so nothing is to be released.
+        stream.close()
+        end_generation_span(admission.span, None)
+        _note_refusal(runtime, principal, asked, reason)
+        raise refusal(decision, request_id=asked.request_id)
     granted = decision.max_output_tokens
     return Generation(
         runtime=runtime,
@@ -79,7 +83,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         stream=stream,
         buckets=decision.buckets,
         waited=waited,
-        position=enqueued.position,
+        position=admission.position,
         span=admission.span,
     )
 

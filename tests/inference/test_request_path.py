@@ -1,4 +1,4 @@
-"""What a request with a warm key costs, counted instead of timed: no query, no thread, three calls to Redis."""
+"""What a request with a warm key costs, counted instead of timed: no query, no thread, two calls to Redis."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from inference.runtime import close_runtime, get_runtime
 from tenants import key_cache
 from tenants.principal import LimitMetric
 from tenants.quotas import scripts as quota_scripts
+from tenants.quotas.store import QuotaStore
 from tests.e2e.site import CHAT_TEMPLATE
 from tests.engine_worker.models import byte_tokenizer
 from tests.engine_worker.scripted_engine import ScriptedEngine
@@ -161,6 +162,30 @@ async def test_a_warm_request_costs_no_query_no_thread_and_two_calls(key, model,
             continue
         body = b"".join(message.get("body", b"") for message in sent)
         assert body.count(b"data: ") == TOKENS + 3  # the role, the reason, the end
+
+
+@pytest.fixture
+def narrow_key(transactional_db: None) -> str:
+    tenant = make_tenant()
+    set_limit(tenant, LimitMetric.REQUESTS, 1)
+    return make_key(tenant).secret
+
+
+async def test_what_is_refused_is_not_released(narrow_key, model, monkeypatch):
+    """Nothing was taken: of a crowd that is refused each asks once, not twice."""
+    assert (await ask(narrow_key, model, stream=False))[0]["status"] == 200
+    await settled()
+    released: list[str] = []
+    release = QuotaStore.release
+
+    async def noted_release(self: QuotaStore, **given: Any) -> None:
+        released.append(given["reservation_id"])
+        await release(self, **given)
+
+    monkeypatch.setattr(QuotaStore, "release", noted_release)
+    assert (await ask(narrow_key, model, stream=False))[0]["status"] == 429
+    await settled()
+    assert released == []
 
 
 async def test_a_redis_that_is_away_has_a_code_of_its_own(key, model, settings):
