@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -104,15 +103,16 @@ class WorkerBroker:
 
     async def card_of_others(self) -> ModelCard | None:
         """How other workers that live describe the model; None: there are none."""
-        lapsed = time.time() * 1000 - keys.WORKER_TTL_MS
         async with bounded(self._timeout_s):
-            workers: list[bytes] = await cast(
-                Any, self._redis.zrangebyscore(self._prefix + "workers", lapsed, "+inf")
-            )
+            workers: list[bytes] = await cast(Any, self._redis.zrange(self._prefix + "workers", 0, -1))
+            others = {worker.decode() for worker in workers} - {self.worker_id}
+            # By what lapses at the server: clocks differ.
+            if not others or not await self._redis.exists(
+                *(f"{self._prefix}worker:{name}" for name in others)
+            ):
+                return None
             card: bytes | None = await cast(Any, self._redis.get(self._prefix + "card"))
-        if card is None or {worker.decode() for worker in workers} <= {self.worker_id}:
-            return None
-        return decode(card, ModelCard)
+        return None if card is None else decode(card, ModelCard)
 
     async def heartbeat(self, status: WorkerStatus, *, tokenizer_sha256: str) -> bool:
         """False when the registration is gone (Redis came back empty): register again."""
