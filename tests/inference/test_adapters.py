@@ -6,11 +6,12 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 from django.conf import settings
 
 from engine_worker.broker import WorkerBroker
-from engine_worker.protocol import ModelCard, WorkerStatus
+from engine_worker.protocol import WorkerStatus
 from inference.errors import NotFound
 from inference.models_served import visible_adapters
 from inference.runtime import Runtime
@@ -18,7 +19,7 @@ from inference.schemas.chat import ChatCompletionRequest
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
 from tenants.principal import LimitMetric
-from tests.engine_worker.models import byte_tokenizer
+from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import a_limit, a_principal
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,18 +35,9 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[WorkerBroker]:
-    name = f"test-{uuid.uuid4().hex}"
+    card = msgspec.structs.replace(a_card(), adapters={"polite": "", "secret": "tenant-a"})
+    name = card.model
     broker = WorkerBroker(settings.REDIS_URL, model=name, worker_id="w", timeout_s=5)
-    card = ModelCard(
-        model=name,
-        revision="r",
-        architecture="Tiny",
-        context_length=100,
-        vocab_size=258,
-        eos_token_ids=[256],
-        tokenizer_sha256="x",
-        adapters={"polite": "", "secret": "tenant-a"},
-    )
     await broker.register(card, byte_tokenizer().to_str().encode())
     numbers = ("started_at_ms", "updated_at_ms", "steps", "running", "waiting", "kv_blocks_total")
     await broker.heartbeat(
