@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from redis import Redis
 from redis.exceptions import NoScriptError
 
 from engine_worker.broker.connection import Caller
@@ -31,6 +32,12 @@ class Script:
             return await client.evalsha(self.sha1, 1, prefix, *args)
         except NoScriptError:
             return await client.eval(self.text, 1, prefix, *args)
+
+    def call_sync(self, client: Redis, prefix: str, args: Sequence[str | bytes | int]) -> Any:
+        try:
+            return client.evalsha(self.sha1, 1, prefix, *args)
+        except NoScriptError:
+            return client.eval(self.text, 1, prefix, *args)
 
 
 def _source(name: str) -> str:

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-from engine_worker.broker import keys
+from engine_worker.broker import keys, scripts
 from engine_worker.broker.connection import connect_sync, disconnect_sync
 from engine_worker.protocol import ProtocolError, UsageEvent, decode
 
@@ -22,6 +22,8 @@ _log = structlog.get_logger(__name__)
 GROUP: Final = "ledger"
 _ASK_AGAIN_S: Final = 0.05
 _PAGE: Final = 1000
+_SWEPT_AT_ONCE: Final = 100
+_SWEEPS_MAX: Final = 20
 _ABANDONED_AFTER_MS: Final = 60_000
 """An entry that a consumer took and did not acknowledge for so long goes to another."""
 
@@ -45,6 +47,20 @@ class UsageReader:
 
     def close(self) -> None:
         disconnect_sync(self._redis)
+
+    def sweep(self) -> None:
+        """Ends what outlived its deadline, whatever its model: see `GatewayBroker.expire`.
+
+        A worker sweeps its model and a gateway those that it queued to. Where both are gone, or gateways have been
+        started again since, this is all that remembers who waits.
+        """
+        for model in self._models():
+            for _ in range(_SWEEPS_MAX):
+                done = scripts.load("expire").call_sync(
+                    self._redis, keys.model_prefix(model), (_SWEPT_AT_ONCE,)
+                )
+                if max(done) < _SWEPT_AT_ONCE:
+                    break
 
     def read(self, *, consumer: str, count: int, block_ms: int) -> list[tuple[EntryRef, UsageEvent]]:
         """Up to `count` events; first those this or a dead consumer took and never acknowledged.

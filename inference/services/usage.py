@@ -54,10 +54,11 @@ class Drained:
 def drain_usage_stream(
     *, redis_url: str | None = None, consumer: str | None = None, budget_s: float = _BUDGET_S
 ) -> Drained:
-    """Moves what waits in the stream to the ledger. Any number may run at once."""
+    """Ends what outlived its deadline, and moves what waits in the stream to the ledger. Any number may run at once."""
     url = redis_url or settings.REDIS_URL
     reader = UsageReader(url)
     try:
+        reader.sweep()
         return drain_usage(
             reader=reader, redis_url=url, consumer=consumer or socket.gethostname(), budget_s=budget_s
         )

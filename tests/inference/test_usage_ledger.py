@@ -16,14 +16,18 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection, connections, transaction
 from structlog.testing import capture_logs
 
+from engine_worker.broker import GatewayBroker, WorkerBroker
+from engine_worker.protocol import GenerateRequest, SamplingParams
 from inference.models import ParkedUsageEvent, UsageRecord
 from inference.services.ledger import UnfitEvent, file_parked_event, record_usage
+from inference.services.usage import drain_usage_stream
 from inference.tasks import drain_usage as drain_task
 from tenants.models import AuditEntry
 from tenants.principal import LimitMetric
 from tenants.quotas.store import QuotaStore
 from tenants.scope import UnscopedQuery
 from tenants.services import Actor
+from tests.engine_worker.broker.driving import card
 from tests.factories import a_limit, a_principal, make_operator, make_tenant
 from tests.inference.ledger_driving import STEPS, an_event, drain, ledger_redis_url, publish, waiting
 
@@ -111,6 +115,36 @@ def test_the_log_says_of_a_dead_request_that_it_died_and_why(tenant):
             "completion_tokens": 5,
         }
     ]  # fmt: skip
+
+
+def test_who_waits_for_a_worker_ends_at_its_deadline_though_its_gateway_is_gone(tenant):
+    async def wait_in_vain() -> None:
+        gateway = GatewayBroker(ledger_redis_url())
+        worker = WorkerBroker(ledger_redis_url(), model="tiny", worker_id="w1")
+        request = GenerateRequest(
+            request_id="late",
+            model="tiny",
+            tenant_id=str(tenant.public_id),
+            tier="standard",
+            tier_rank=1,
+            prompt_token_ids=[1],
+            sampling=SamplingParams(max_tokens=1),
+            created_at_ms=1_800_000_000_000,
+            deadline_ms=1_800_000_000_001,
+            reply_channel="gone",
+        )
+        try:
+            await worker.register(card("tiny"), b"{}")
+            await gateway.enqueue(request, max_queued=9, max_queued_per_tenant=9)
+        finally:
+            await worker.aclose()
+            await gateway.aclose()
+
+    async_to_sync(wait_in_vain)()
+    while not drain_usage_stream(redis_url=ledger_redis_url()).recorded:
+        pass  # within two milliseconds it is over
+    row = UsageRecord.objects.get(tenant=tenant, request_id="late")
+    assert (row.finish_reason, row.total_tokens) == ("deadline", 0)
 
 
 def test_an_event_that_comes_again_is_one_row(tenant):

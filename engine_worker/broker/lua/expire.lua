@@ -1,5 +1,6 @@
 -- The sweep: ends queued requests whose deadline or longest wait has passed, takes running ones from workers
--- whose lease has lapsed, and queues those whose back-off is over. Every gateway and worker runs it about once a second; repeats are harmless.
+-- whose lease has lapsed, and queues those whose back-off is over. Every worker runs it about once a second, as does
+-- every gateway for the models that it queued to, and the ledger's task for all; repeats are harmless.
 --
 -- Where no sweep came for a while, this server answered nobody, and no worker could renew: a stalled disk, a
 -- restart. What lapsed in that time is left alone for a moment: its workers are most likely there, and three

@@ -99,3 +99,20 @@ async def test_an_entry_that_cannot_be_read_holds_up_no_other(fresh_redis_url, m
     reader.ack([ref for ref, _ in reader.read(consumer="c", count=10, block_ms=0)])
     assert reader.pending() == 2  # kept for a reader that can
     reader.close()
+
+
+async def test_who_waits_ends_at_its_deadline_though_its_gateway_is_gone(fresh_redis_url, model, make):
+    gateway = GatewayBroker(fresh_redis_url, timeout_s=5)
+    worker = WorkerBroker(fresh_redis_url, model=model, worker_id="w1", timeout_s=5)
+    await worker.register(card(model), b"{}")
+    many = [make(f"late-{index:03}", created_at_ms=1000, deadline_ms=1000) for index in range(150)]
+    for request in [*many, make("in-time")]:
+        await put(gateway, request)
+    await gateway.aclose()
+    await worker.aclose()
+    reader = UsageReader(fresh_redis_url)
+    reader.sweep()
+    ended = [event for _, event in reader.read(consumer="c1", count=1000, block_ms=0)]
+    reader.close()
+    assert [event.request_id for event in ended] == [request.request_id for request in many]
+    assert {event.finish_reason for event in ended} == {"deadline"}
