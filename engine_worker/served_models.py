@@ -26,6 +26,7 @@ from engine_worker.model_card import ModelCardError
 from engine_worker.model_store import ModelNotFound, ModelStoreError
 from engine_worker.protocol import ModelCard, ProtocolError
 from engine_worker.waiting import Backoff, wait
+from engine_worker.withdrawals import Withdrawals
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
 from engine_worker.worker_status import now_ms
@@ -68,6 +69,7 @@ class ServedModels:
         self._command_id = ""
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
+        self._withdrawals = Withdrawals()
         self._stopping = False
         self._goes_for_good = False
         self._failed = 0
@@ -117,6 +119,7 @@ class ServedModels:
             await engine.stop()
             await broker.aclose()
             raise
+        await self._withdrawals.forgive(name)
         worker = Worker(engine, broker, card, tokenizer, config)
         running = asyncio.create_task(self._run(name, worker, engine, broker), name=f"serve-{name}")
         self._served[name] = _Served(source, worker, running)
@@ -188,6 +191,7 @@ class ServedModels:
             await control.aclose()
         self.stop()
         codes = await asyncio.gather(*(served.running for served in self._served.values()))
+        await self._withdrawals.aclose()
         return max([self._failed, *codes])
 
     async def _run(self, name: str, worker: Worker, engine: Engine, broker: WorkerBroker) -> int:
@@ -196,7 +200,10 @@ class ServedModels:
             code = await worker.run()
         finally:
             del self._served[name]
-            await broker.aclose()
+            if worker.owes_withdrawal:
+                self._withdrawals.owe(broker)
+            else:
+                await broker.aclose()
             try:
                 async with asyncio.timeout(_ENGINE_STOP_S):
                     await engine.stop()

@@ -66,6 +66,8 @@ class Worker:
         )
         self._handing_back = asyncio.Event()
         self._goes_for_good = False
+        self.owes_withdrawal = False
+        """It went for good, and Redis was not there to be told."""
         self.registered = asyncio.Event()
         """Set when gateways know the model."""
 
@@ -259,4 +261,5 @@ class Worker:
                 await self._broker.farewell()
         except BrokerUnavailable as error:
             # Their leases lapse, and others go on from the log.
+            self.owes_withdrawal = self._goes_for_good and not failed
             _log.warning("hand_back_failed", error=str(error), held=len(self._outbox))

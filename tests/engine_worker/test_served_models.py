@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker import control
-from engine_worker.broker import ControlBroker, WorkerBroker
+from engine_worker.broker import ControlBroker, GatewayBroker, WorkerBroker
 from engine_worker.broker.commands import Refusal
 from engine_worker.config import EngineConfig
 from engine_worker.engine.async_engine import AsyncEngine
@@ -17,8 +17,10 @@ from engine_worker.model_card import read_model_card
 from engine_worker.protocol import SamplingParams
 from engine_worker.served_models import Refused, ServedModels
 from engine_worker.worker_config import WorkerConfig
-from tests.engine_worker.broker.driving import put, status, until
+from tests.engine_worker.broker.driving import card, put, status, until
+from tests.engine_worker.broker.durable import DurableValkey
 from tests.engine_worker.models import VOCAB_SIZE, greedy, make_tiny_model, reference
+from tests.engine_worker.scripted_engine import ScriptedEngine
 
 PROMPT = [7, 77, 177]
 
@@ -133,6 +135,42 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         served.stop()
         await asyncio.gather(running, return_exceptions=True)
         await operator.aclose()
+
+
+@pytest.mark.timeout(300)
+async def test_a_model_unloaded_while_redis_is_away_is_gone_once_it_is_back(tmp_path):
+    valkey = DurableValkey(tmp_path / "valkey")
+    valkey.start()
+    names = ("stays", "goes", "comes-back")
+    config = WorkerConfig(
+        model="stays", redis_url=valkey.url, worker_id="w1", heartbeat_s=0.05, broker_timeout_s=0.5
+    )
+    served = ServedModels(lambda name, _: (ScriptedEngine(), lambda: (card(name), b"{}")), config, most=3)
+    gateway = GatewayBroker(valkey.url, timeout_s=20)
+    for name in names:
+        await served.load(name, "source")
+    running = asyncio.create_task(served.run())
+
+    async def is_withdrawn() -> bool:
+        return bool((await gateway.known_models()).withdrawn)
+
+    try:
+        valkey.kill()
+        await served.unload("goes")
+        await served.unload("comes-back")
+        again = asyncio.create_task(served.load("comes-back", "source"))
+        await asyncio.sleep(0.1)
+        valkey.start()
+        await again
+        await until(is_withdrawn)
+        known = await gateway.known_models()
+        assert known.withdrawn == {"goes"}
+        assert {card.model for card in known.cards} == {"stays", "comes-back"}
+    finally:
+        served.stop()
+        await asyncio.gather(running, return_exceptions=True)
+        await gateway.aclose()
+        valkey.kill()
 
 
 async def test_a_first_model_that_can_not_be_loaded_is_an_error(redis_url, tmp_path):
