@@ -54,7 +54,10 @@ class Requests(RuleBasedStateMachine):
         # The gateway's own sweep would act between the steps.
         self.gateway._sweep = lambda model: None  # type: ignore[method-assign]
         self.operator = OperatorBroker(self.url, timeout_s=10)
-        self.worker = WorkerBroker(self.url, model=self.model, worker_id="w", timeout_s=10)
+        # Its leases end when a rule says so, however slow the machine is.
+        self.worker = WorkerBroker(
+            self.url, model=self.model, worker_id="w", lease_ms=3_600_000, timeout_s=10
+        )
 
     def server_url(self) -> str:
         return os.environ["REDIS_URL"]
