@@ -84,13 +84,17 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             else:
                 self._begin(frame)
         except ApiError as error:
-            await self._error(_id_in(text_data), error)
+            await self._refuse(text_data, error)
         except BrokerUnavailable as error:
-            await self._error(_id_in(text_data), _told(error))
+            await self._refuse(text_data, _told(error))
 
     def _begin(self, frame: frames.Start | frames.Resume) -> None:
         if frame.id in self._tasks:
-            raise InvalidRequest(f"A generation with the id '{frame.id}' is running already.", param="id")
+            raise InvalidRequest(
+                f"A generation with the id '{frame.id}' is running already, and goes on: give each its own.",
+                code="generation_id_in_use",
+                param="id",
+            )
         if len(self._tasks) >= GENERATIONS_MAX:
             raise InvalidRequest(f"At most {GENERATIONS_MAX} generations run at once on one connection.")
         task = asyncio.create_task(self._run(frame), name=f"chat-{frame.id}")
@@ -201,6 +205,18 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         # Some servers refuse to send to who has left, before they tell of it: `disconnect` comes next, and ends all.
         with contextlib.suppress(OSError):
             await self.send(text_data=_encode(frame).decode())
+
+    async def _refuse(self, text: str | None, error: ApiError) -> None:
+        """A frame, and not the generation whose id it has, if that runs."""
+        named = _id_in(text)
+        if named in self._tasks:
+            await self._send(
+                frames.ErrorFrame(
+                    id=None, refused_id=named, error=error.body(), retry_after_ms=error.retry_after_ms
+                )
+            )
+        else:
+            await self._error(named, error)
 
     async def _error(self, frame_id: str | None, error: ApiError) -> None:
         await self._send(

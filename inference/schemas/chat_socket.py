@@ -80,5 +80,8 @@ class Done(msgspec.Struct, tag="done", kw_only=True):
 
 class ErrorFrame(msgspec.Struct, tag="error", kw_only=True):
     id: str | None
+    """The generation that ends with it; null: none does."""
+    refused_id: str | None = None
+    """What the refused frame named, where that generation goes on."""
     error: dict[str, Any]
     retry_after_ms: int | None = None

@@ -108,6 +108,27 @@ def test_stop(site, cast):
         assert hear_until(connection, "g1", "done", "error")[-1]["type"] == "done"
 
 
+def test_a_refused_frame_does_not_end_the_generation_that_it_names(site, cast):
+    with socket(site, cast.member) as connection:
+        say(connection, **start("g1", 3000))
+        hear_until(connection, "g1", "delta")
+        resumed = {"type": "resume", "id": "g1", "request_id": "wschat-1", "model": MODEL}
+        refused = (
+            (start("g1"), "generation_id_in_use"),
+            (resumed, "generation_id_in_use"),
+            ({"type": "stop", "id": "g1", "reason": "bored"}, "invalid_request"),
+        )
+        for frame, code in refused:
+            say(connection, **frame)
+            while (told := hear(connection))["type"] != "error":
+                assert told["id"] == "g1"
+            assert (told["id"], told["refused_id"], told["error"]["code"]) == (None, "g1", code)
+        hear_until(connection, "g1", "delta")
+        say(connection, type="stop", id="g1")
+        frames = hear_until(connection, "g1", "done", "error")
+        assert frames[-1]["finish_reason"] == "cancelled"
+
+
 def test_several_at_once(site, cast):
     with socket(site, cast.member) as connection:
         for name in ("a", "b", "c"):
