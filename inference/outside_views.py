@@ -9,12 +9,12 @@ from typing import Final
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
-from django.urls import Resolver404, resolve
 from django.views import defaults
 from django.views.csrf import csrf_failure as csrf_page
 
 from inference.api.error_shapes import render_error
 from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded
+from inference.nearest_route import lacks_its_base, nearest_route
 from inference.outages import outage
 
 _RETRY_AFTER_S: Final = 5
@@ -28,7 +28,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    if _asks_as_program(request):
+    is_browser = "text/html" in request.headers.get("Accept", "")
+    if _asks_as_program(request) or (lacks_its_base(request.path_info) and not is_browser):
         return no_such_url(request)
     return defaults.page_not_found(request, exception)
 
@@ -70,21 +71,13 @@ def _come_back(request: HttpRequest, away: Overloaded) -> HttpResponse:
 
 
 def no_such_url(request: HttpRequest) -> HttpResponse:
+    path = request.path_info
     words = f"There is no {request.method} {request.path[:200]} here."
-    if meant := _meant(request.path_info):
-        words += f" Did you mean {meant[:200]}?"
+    if lacks_its_base(path):
+        words += " The base URL ends in /v1."
+    if meant := nearest_route(path):
+        words += f" Did you mean {meant}?"
     return render_error(request, NotFound(words, code="unknown_url"))
-
-
-def _meant(path: str) -> str | None:
-    """The address that it would be without slashes too many. Not a redirect: a POST would arrive as a GET."""
-    plain = re.sub("/+", "/", path).rstrip("/")
-    if plain == path:
-        return None
-    try:
-        return plain if resolve(plain).url_name else None  # what takes the rest has no name
-    except Resolver404:
-        return None
 
 
 def _asks_as_program(request: HttpRequest) -> bool:

@@ -22,16 +22,46 @@ from tests.inference.api.test_errors import CHAT, GOOD, error_of
         ("models/", "/v1/models"),
         ("chat/completions/", "/v1/chat/completions"),
         ("//files//x/content//", "/v1/files/x/content"),
+        ("chat/completion", "/v1/chat/completions"),
+        ("v1/chat/completions", "/v1/chat/completions"),
+        ("request/chatcmpl-1/stream", "/v1/requests/chatcmpl-1/stream"),
+        ("file/0123456789abcdef", "/v1/files/0123456789abcdef"),
+        ("organisation/limit", "/v1/organization/limits"),
+        ("paint/0123456789abcdef", None),
+        ("images/generations", None),
+        ("models" * 50, None),
         ("nothing/", None),
         ("nothing", None),
     ],
 )
-def test_a_slash_too_many_is_told(http, path, meant):
+def test_the_nearest_address_is_told(http, path, meant):
     for method in ("GET", "POST"):
         answer = http.request(method, str(http.base_url) + path)
         error = error_of(answer)
         assert (answer.status_code, error["code"]) == (404, "unknown_url")
         assert error["message"].endswith(f"Did you mean {meant}?" if meant else "here.")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        *((f"/{route}", f"/v1/{route}") for route in ("completions", "embeddings", "messages", "responses")),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/models/some/name", "/v1/models/some/name"),
+        ("/openai/v1/chat/completions", "/v1/chat/completions"),
+    ],
+)
+def test_a_base_url_that_is_none_is_told(site, path, meant):
+    method = "GET" if "models" in path else "POST"
+    answer = httpx.request(method, site.url + path, timeout=60)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert error["message"].endswith(f" here. The base URL ends in /v1. Did you mean {meant}?")
+    for_people = httpx.get(site.url + path, headers={"Accept": "text/html,*/*;q=0.8"}, timeout=60)
+    assert (for_people.status_code, for_people.headers["Content-Type"][:9]) == (404, "text/html")
+    anthropic = httpx.post(site.url + path, headers={"anthropic-version": "2023-06-01"}, timeout=60)
+    assert anthropic.json()["error"]["type"] == "not_found_error"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x-own, gzip"])
