@@ -30,6 +30,8 @@ class ApiError(Exception):
     type: str = "server_error"
     code: str = "internal_error"
     """Where nothing more exact is said."""
+    is_end: bool = False
+    """It is how a request ended, for everybody who asks for that: it runs no more."""
 
     def __init__(
         self,

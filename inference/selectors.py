@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from enum import Enum, auto
 from typing import Any
 from uuid import UUID
 
@@ -75,10 +76,22 @@ def _totals(row: dict[str, int], span: str) -> Totals:
     return Totals(*(int(row[f"{span}_{name}"]) for name in ("requests", "prompt", "completion", "cost")))
 
 
-def has_run(tenant_id: int, request_id: str) -> bool:
-    """Whether the ledger knows an answer of that request, not only a refusal."""
-    has_answer = Q(completion_tokens__gt=0) | Q(finish_reason__in=("stop", "length"))
-    return UsageRecord.objects.filter(tenant_id=tenant_id, request_id=request_id).filter(has_answer).exists()
+class Past(Enum):
+    """What the ledger knows of a request."""
+
+    NONE = auto()
+    REFUSED = auto()
+    """It ended before its first token."""
+    ANSWERED = auto()
+
+
+def past_of(tenant_id: int, request_id: str) -> Past:
+    rows = UsageRecord.objects.filter(tenant_id=tenant_id, request_id=request_id)
+    known = rows.values_list("completion_tokens", "finish_reason").first()
+    if known is None:
+        return Past.NONE
+    tokens, reason = known
+    return Past.ANSWERED if tokens > 0 or reason in ("stop", "length") else Past.REFUSED
 
 
 def recent_requests(tenant: Tenant, *, limit: int) -> list[UsageRecord]:

@@ -15,27 +15,19 @@ from inference.api.sse import tells_failure
 from inference.database_thread import database_thread
 from inference.errors import InvalidRequest
 from inference.runtime import Runtime
-from inference.services.generation import WAITED_IN_VAIN
-from inference.services.idempotency import Claim, claim_request, forget_claim, keep_answer
+from inference.services.idempotency import (
+    Claim,
+    RefusedBefore,
+    claim_request,
+    forget_claim,
+    keep_answer,
+)
 from tenants.principal import Principal
 
 log = structlog.get_logger(__name__)
 
 Answer: TypeAlias = HttpResponse | StreamingHttpResponse
 _KEY: Final = re.compile(r"[!-~]{1,255}")
-_ENDED: Final = frozenset(
-    {
-        "request_cancelled",
-        "engine_failed",
-        "engine_error",
-        "grammar_failed",
-        "worker_lost",
-        "deadline_exceeded",
-        "result_lost",
-        WAITED_IN_VAIN,
-    }
-)
-"""Error codes after which a request that somebody else began runs no more."""
 
 
 async def answer_once(
@@ -50,23 +42,40 @@ async def answer_once(
         raise InvalidRequest(
             "Idempotency-Key must be 1 to 255 visible ASCII characters.", param="Idempotency-Key"
         )
-    claim = await claim_request(principal, key, request.path.encode() + b"\n" + request.body)
+    asked = request.path.encode() + b"\n" + request.body
+    claim = await claim_request(principal, key, asked)
     if claim.content_type:
-        replay = HttpResponse(claim.body, content_type=claim.content_type)
-        replay.headers["x-weir-replayed"] = "true"
-        return replay
+        return _replay(claim)
+
+    def anew() -> Awaitable[Claim]:
+        return claim_request(principal, key, asked)
+
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    runtime.spawn(_answer(claim, work, answered), name="idempotent-request")
+    runtime.spawn(_answer(claim, anew, work, answered), name="idempotent-request")
     return await asyncio.shield(answered)
+
+
+def _replay(claim: Claim) -> HttpResponse:
+    replay = HttpResponse(claim.body, content_type=claim.content_type)
+    replay.headers["x-weir-replayed"] = "true"
+    return replay
 
 
 @database_thread()
 async def _answer(
-    claim: Claim, work: Callable[[Claim], Awaitable[Answer]], answered: asyncio.Future[Answer]
+    claim: Claim,
+    anew: Callable[[], Awaitable[Claim]],
+    work: Callable[[Claim], Awaitable[Answer]],
+    answered: asyncio.Future[Answer],
 ) -> None:
     """Whether the client stays or not: it will come back with the same key."""
     try:
-        answer = await work(claim)
+        try:
+            answer = await work(claim)
+        except RefusedBefore:
+            await forget_claim(claim)
+            claim = await anew()
+            answer = _replay(claim) if claim.content_type else await work(claim)
         content_type = answer.headers["Content-Type"]
         if isinstance(answer, StreamingHttpResponse):
             record = _Record()
@@ -87,7 +96,7 @@ async def _answer(
             await _kept(claim, content_type, answer.content)
             answered.set_result(answer)
     except Exception as error:
-        if not (claim.is_repeat and getattr(error, "code", None) not in _ENDED):
+        if not claim.is_repeat or getattr(error, "is_end", False):
             await forget_claim(claim)
         if answered.done():
             log.exception("idempotent_request_failed")

@@ -138,7 +138,9 @@ class Generation:
             ) from error
         if chunk is None:
             if asyncio.get_running_loop().time() > self._give_up_at:
-                raise DeadlineExceeded("The generation did not end by its deadline.")
+                overdue = DeadlineExceeded("The generation did not end by its deadline.")
+                overdue.is_end = True
+                raise overdue
             return None
         return self._seen(chunk)
 
@@ -209,6 +211,12 @@ class Generation:
 
     def failure(self) -> ApiError | None:
         """What to tell the client about an end that is neither `stop` nor `length`."""
+        error = self._failure()
+        if error is not None:
+            error.is_end = True
+        return error
+
+    def _failure(self) -> ApiError | None:
         finish = self.finish
         assert finish is not None
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH, BUDGET_EXCEEDED):

@@ -2,7 +2,7 @@
 
 The first one writes a row with the id that its request will have, before anything is reserved. Who comes
 second takes the request up from its token log, or gets the answer from the row once it is whole. A failure is
-not kept: the same key tries again.
+not kept: the same key tries again, at once where what failed before had cost nothing.
 Source: IETF draft-ietf-httpapi-idempotency-key-header.
 """
 
@@ -17,12 +17,13 @@ import uuid_utils
 from asgiref.sync import sync_to_async
 from django.utils import timezone
 
+from engine_worker.protocol import Finish, FinishReason
 from inference.errors import Conflict, GenerationFailed, NotFound, Unprocessable
 from inference.models import IdempotentRequest
 from inference.runtime import Runtime
-from inference.selectors import has_run
+from inference.selectors import Past, past_of
 from inference.services.generation import Generation
-from inference.services.resume import resume
+from inference.services.resume import find_request, resume
 from inference.services.submission import Submission
 from inference.services.submit import submit
 from tenants.principal import Principal
@@ -43,6 +44,13 @@ class Claim:
     content_type: str = ""
     """Where the answer is there already, what it is."""
     body: bytes = b""
+
+
+class RefusedBefore(Conflict):
+    """What the id stood for has ended without an answer and without a charge: to be asked anew, by another id."""
+
+    def __init__(self) -> None:
+        super().__init__("What was asked with this key before was refused. Ask again.", code="refused_before")
 
 
 @sync_to_async
@@ -87,25 +95,42 @@ def forget_claim(claim: Claim) -> None:
 
 
 async def submit_once(runtime: Runtime, principal: Principal, asked: Submission) -> Generation:
-    """`submit`, unless the request `may_exist` and does: then that one, from its first token."""
+    """`submit`, unless the request `may_exist` and does: then that one, from its first token.
+
+    Raises RefusedBefore besides.
+    """
     if not asked.may_exist:
         return await submit(runtime, principal, asked)
     try:
-        return await resume(runtime, principal, asked.request_id)
+        model, state = await find_request(runtime, principal, asked.request_id)
+        if state.finish is not None and _was_for_nothing(state.finish):
+            raise RefusedBefore
+        return await resume(runtime, principal, asked.request_id, model=model)
     except NotFound:
         pass
-    if await sync_to_async(has_run)(principal.tenant_id, asked.request_id):
-        raise GenerationFailed(
+    past = await sync_to_async(past_of)(principal.tenant_id, asked.request_id)
+    if past is Past.ANSWERED:
+        lost = GenerationFailed(
             "The request has run, but its answer was lost. Ask again to run it anew.", code="result_lost"
         )
+        lost.is_end = True
+        raise lost
+    if past is Past.REFUSED:
+        raise RefusedBefore
     try:
         return await submit(runtime, principal, asked)
-    except Conflict as error:
+    except Conflict:
         try:
             # Another gateway was faster by a moment.
             return await resume(runtime, principal, asked.request_id)
         except NotFound:
-            raise error from None  # it was refused before
+            raise RefusedBefore from None
+
+
+def _was_for_nothing(finish: Finish) -> bool:
+    """It failed before its first token; who had it cancelled is told so once more."""
+    is_failed = finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE)
+    return is_failed and finish.completion_tokens == 0
 
 
 def delete_expired_requests() -> None:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
+import redis
+import uuid_utils
+from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.utils import timezone
 
+from engine_worker.broker import GatewayBroker
+from engine_worker.protocol import GenerateRequest, SamplingParams
 from inference.models import IdempotentRequest
 from inference.services.idempotency import delete_expired_requests
+from inference.services.ledger import record_usage
+from tenants.quotas.store import QuotaStore
 from tests.e2e.site import Site, wait_until
 from tests.factories import make_key, make_tenant
 from tests.inference.api.test_life import rows_of
+from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHAT = "chat/completions"
@@ -122,6 +132,84 @@ def test_what_was_refused_may_try_again_and_a_day_later_all_is_forgotten(ask):
     IdempotentRequest.unscoped.update(expires_at=timezone.now() - timedelta(seconds=1))
     delete_expired_requests()
     assert not IdempotentRequest.unscoped.exists()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("known_by", ["redis", "the ledger", "its reservation"])
+def test_a_refusal_that_cost_nothing_is_not_the_answer(ask, model, tenant, known_by, is_streamed):
+    """The gateway that was refused has died before it could forget the claim."""
+    ask("k", stream=is_streamed)
+    refused = uuid_utils.uuid7().hex
+    IdempotentRequest.unscoped.update(content_type="", body=b"", request_hex=refused)
+    if known_by == "redis":
+        async_to_sync(in_vain)(model, str(tenant.public_id), f"chatcmpl-{refused}", "enqueue", "refuse")
+    elif known_by == "the ledger":
+        event = an_event(
+            str(tenant.public_id),
+            f"chatcmpl-{refused}",
+            finish_reason="error",
+            error_code="model_unavailable",
+            prompt_tokens=0,
+            completion_tokens=0,
+        )
+        record_usage([event])
+    else:
+        async_to_sync(released)(str(tenant.public_id), f"chatcmpl-{refused}")
+    again = ask("k", stream=is_streamed)
+    assert again.status_code == 200, again.text
+    assert refused not in again.text
+    assert ask("k", stream=is_streamed).headers["x-weir-replayed"] == "true"
+
+
+def test_a_refusal_while_a_repeat_waits_is_told_and_forgotten(ask, site, model, tenant):
+    """And the next one is tried anew: the claim does not stand for what runs no more."""
+    ask("k")
+    waiting = uuid_utils.uuid7().hex
+    IdempotentRequest.unscoped.update(content_type="", body=b"", request_hex=waiting)
+    request_id = f"chatcmpl-{waiting}"
+    broker = async_to_sync(in_vain)
+    broker(model, str(tenant.public_id), request_id, "enqueue")
+    with ThreadPoolExecutor() as pool:
+        repeat = pool.submit(ask, "k")
+        with redis.Redis.from_url(settings.REDIS_URL) as server:
+            channels = f"weir:{{m:{model}}}:req:{request_id}"
+            wait_until(lambda: b"\n" in (server.hget(channels, "channels") or b""), "the repeat", site.log)
+        broker(model, str(tenant.public_id), request_id, "refuse")
+        told = repeat.result(60)
+    assert (told.status_code, told.json()["error"]["code"]) == (503, "model_unavailable")
+    assert ask("k").status_code == 200
+
+
+async def released(tenant_id: str, reservation_id: str) -> None:
+    store = QuotaStore(settings.REDIS_URL)
+    await store.release(tenant_public_id=tenant_id, reservation_id=reservation_id)
+    await store.aclose()
+
+
+async def in_vain(model: str, tenant_id: str, request_id: str, *steps: str) -> None:
+    """A request for an adapter that no worker has."""
+    broker = GatewayBroker(settings.REDIS_URL)
+    now = round(time.time() * 1000)
+    request = GenerateRequest(
+        request_id=request_id,
+        model=model,
+        tenant_id=tenant_id,
+        tier="standard",
+        tier_rank=1,
+        prompt_token_ids=[1],
+        sampling=SamplingParams(max_tokens=1),
+        created_at_ms=now,
+        deadline_ms=now + 600_000,
+        reply_channel="of-a-dead-gateway",
+        adapter="nobody-has-it",
+    )
+    try:
+        if "enqueue" in steps:
+            await broker.enqueue(request, max_queued=100, max_queued_per_tenant=100)
+        if "refuse" in steps:
+            await broker.refuse(model, request_id, code="model_unavailable", message="No worker.")
+    finally:
+        await broker.aclose()
 
 
 def test_at_another_gateway_while_it_runs_and_after_the_first_has_died(site, model, tenant):
