@@ -87,7 +87,7 @@ class NotAMember(AuthError):
 class TierNotOpen(AuthError):
     code = "tier_not_open"
     status = 403
-    message = "This tenant's requests can't go in that tier: only in its own, or one after it."
+    message = "This tenant's requests can't go in that tier."
 
 
 class AuthUnavailable(AuthError):
@@ -167,7 +167,9 @@ def _found_principal(user: User, tenant_public_id: str | None, tier: str | None)
 def _chosen_tier(tenant: Tenant, name: str | None) -> Tier:
     if name is None or name == tenant.tier.name:
         return tenant.tier
-    for tier in tiers_open_to(tenant):
-        if tier.name == name:
-            return tier
-    raise TierNotOpen
+    is_open = {tier.name: tier for tier in tiers_open_to(tenant)}
+    if name not in is_open:
+        raise TierNotOpen(
+            f"This tenant's requests can't go in that tier: only in its own, or one after it: {', '.join(is_open)}."
+        )
+    return is_open[name]

@@ -100,7 +100,10 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
     if asked.max_tier is not None:
         max_tier = Tier.objects.filter(name=asked.max_tier).first()
         if max_tier is None:
-            raise InvalidRequest("There is no such tier.", param="max_tier")
+            names = ", ".join(Tier.objects.order_by("rank").values_list("name", flat=True))
+            raise InvalidRequest(
+                f"There is no tier '{asked.max_tier[:40]}'. There are: {names}.", param="max_tier"
+            )
     expires_at = None if asked.expires_at is None else datetime.fromtimestamp(asked.expires_at, tz=UTC)
     _refuse_longer_lived(call, expires_at)
     issued = issue_api_key(

@@ -10,11 +10,19 @@ from zoneinfo import ZoneInfo
 
 from django.http import QueryDict
 
+from engine_worker.protocol import FinishReason
 from inference.errors import InvalidRequest
 from inference.reports import Dimension, Report, Width
 from tenants.principal import Principal
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
+_REASONS: Final = (
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.CANCELLED,
+    FinishReason.DEADLINE,
+    FinishReason.ERROR,
+)
 _SPAN: Final = timedelta(days=30)
 _SPAN_MAX: Final = timedelta(days=3660)
 
@@ -31,12 +39,15 @@ def read_report(asked: QueryDict, principal: Principal) -> Report:
         raise InvalidRequest(f"'start' comes before 'end', by at most {_SPAN_MAX.days} days.", param="start")
     names = [name for text in asked.getlist("group_by") for name in text.split(",") if name]
     group_by = tuple(dict.fromkeys(read_choice(Dimension, name, "group_by") for name in names))
-    filters = {
-        dimension: read_ids(values, dimension, are_uuids=dimension in (Dimension.PROJECT, Dimension.KEY))
-        for dimension in Dimension
-        if (values := asked.getlist(dimension))
-    }
+    filters = {dimension: values for dimension in Dimension if (values := _values(asked, dimension))}
     return Report(principal.tenant_id, since, until, width, group_by, filters)
+
+
+def _values(asked: QueryDict, dimension: Dimension) -> list[str]:
+    values = asked.getlist(dimension)
+    if dimension is Dimension.FINISH_REASON and not set(values) <= set(_REASONS):
+        raise InvalidRequest(f"'{dimension}' is one of {', '.join(_REASONS)}.", param=dimension)
+    return read_ids(values, dimension, are_uuids=dimension in (Dimension.PROJECT, Dimension.KEY))
 
 
 def read_ids(values: list[str], name: str, *, are_uuids: bool) -> list[str]:

@@ -122,7 +122,8 @@ async def _answered(
 
 def _created(call: ApiCall, asked: NewWebhook) -> Any:
     tenant = Tenant.objects.get(pk=call.principal.tenant_id)
-    made = create_webhook(actor=key_actor(call), tenant=tenant, url=asked.url, kinds=asked.kinds)
+    kinds = [kind.value for kind in asked.kinds]
+    made = create_webhook(actor=key_actor(call), tenant=tenant, url=asked.url, kinds=kinds)
     return webhook_object(made, with_secret=True)
 
 
@@ -136,7 +137,7 @@ def _changed(call: ApiCall, webhook_id: str, asked: WebhookChange) -> Any:
         actor=key_actor(call),
         endpoint=found,
         url=found.url if asked.url is None else asked.url,
-        kinds=found.kinds if asked.kinds is None else asked.kinds,
+        kinds=found.kinds if asked.kinds is None else [kind.value for kind in asked.kinds],
         is_enabled=found.disabled_at is None if asked.is_enabled is None else asked.is_enabled,
     )
     return webhook_object(changed)

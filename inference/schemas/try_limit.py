@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from inference.services.try_limit import DAYS_MAX, Tried
-from tenants.principal import LimitMetric
+from tenants.principal import Calendar, LimitMetric
 
 
 class LimitToTry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -18,8 +18,8 @@ class LimitToTry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Of a rate."""
     burst: Annotated[int, Meta(ge=1, le=10**12)] | None = None
     """Absent: the amount."""
-    calendar: Annotated[str, Meta(max_length=8)] | None = None
-    """`day` or `month` makes it a budget."""
+    calendar: Calendar | None = None
+    """Makes it a budget."""
     model: Annotated[str, Meta(max_length=200)] = ""
     key: str | None = None
     days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] = 7

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from inference.models import Alert, WebhookDelivery, WebhookEndpoint
+from inference.models import Alert, AlertKind, WebhookDelivery, WebhookEndpoint
 from inference.services.webhooks import shown_secret
 
-_Kinds = Annotated[list[Annotated[str, Meta(max_length=16)]], Meta(max_length=8)]
+_Kinds = Annotated[list[AlertKind], Meta(max_length=8)]
 
 
 class NewWebhook(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     url: Annotated[str, Meta(min_length=1, max_length=1000)]
     kinds: _Kinds = []
-    """`budget`, `key_expiry`, `unusual_spend`; empty is all."""
+    """Empty is all."""
 
 
 class WebhookChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -269,7 +269,10 @@ def test_a_member_may_wait_longer_but_not_less(site, cast):
         assert hear_until(connection, "slow", "done", "error")[-1]["type"] == "done"
         for better in ("realtime", "none such"):
             say(connection, **start("fast", 5), tier=better)
-            assert hear_until(connection, "fast", "done", "error")[-1]["error"]["code"] == "tier_not_open"
+            refused = hear_until(connection, "fast", "done", "error")[-1]["error"]
+            assert refused["code"] == "tier_not_open"
+            assert "batch" in refused["message"]
+            assert "realtime" not in refused["message"]
 
     def of_batch() -> bool:
         drain_usage_stream()

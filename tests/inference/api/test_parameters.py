@@ -12,7 +12,7 @@ import pytest
 
 from inference.errors import ApiError
 from tenants.principal import Scope
-from tests.factories import make_key
+from tests.factories import make_key, make_tenant
 from tests.inference.api.test_errors import CHAT, GOOD, error_of
 
 
@@ -62,6 +62,55 @@ def test_a_base_url_that_is_none_is_told(site, path, meant):
     assert (for_people.status_code, for_people.headers["Content-Type"][:9]) == (404, "text/html")
     anthropic = httpx.post(site.url + path, headers={"anthropic-version": "2023-06-01"}, timeout=60)
     assert anthropic.json()["error"]["type"] == "not_found_error"
+
+
+_MESSAGE = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "given", "param", "words"),
+    [
+        ("POST", "webhooks", {"url": "https://example.com", "kinds": ["pink"]}, "kinds[0]",
+         "budget key_expiry unusual_spend"),
+        ("POST", "keys", {"name": "x", "scopes": ["pink"]}, "scopes", "inference usage:read keys:write admin"),
+        ("POST", "keys", {"name": "x", "max_tier": "pink"}, "max_tier", "standard"),
+        ("POST", "quota/try", {"metric": "pink", "amount": 1}, "metric", "requests tokens concurrency cost"),
+        ("POST", "quota/try", {"metric": "tokens", "amount": 1, "calendar": "pink"}, "calendar", "day month"),
+        ("GET", "usage", {"finish_reason": "pink"}, "finish_reason", "stop length cancelled deadline error"),
+        ("GET", "usage", {"group_by": "pink"}, "group_by", "project key model tier finish_reason"),
+        ("POST", "usage/exports", {"finish_reason": ["pink"]}, "finish_reason", "stop length cancelled"),
+        ("POST", "usage/exports", {"bucket_width": "pink"}, "bucket_width", "1d 1h"),
+        ("POST", "usage/exports", {"format": "pink"}, "format", "csv xlsx"),
+        ("GET", "files", {"order": "pink"}, "order", "asc desc"),
+        ("POST", "embeddings", {"model": "m", "input": "x", "encoding_format": "pink"}, "encoding_format",
+         "float base64"),
+        ("POST", CHAT, {**GOOD, "model": "m", "messages": [{"role": "pink"}]}, "messages[0].role",
+         "system developer user assistant tool"),
+        ("POST", CHAT, {**GOOD, "model": "MODEL", "service_tier": "pink"}, "service_tier",
+         "standard auto default flex"),
+        ("POST", CHAT, {**GOOD, "model": "m", "response_format": {"type": "pink"}}, "response_format",
+         "text json_object json_schema"),
+        ("POST", CHAT, {**GOOD, "model": "m", "tool_choice": "pink"}, "tool_choice", "none auto required"),
+        ("POST", "messages", {**_MESSAGE, "model": "m", "service_tier": "pink"}, "service_tier",
+         "auto standard_only"),
+        ("POST", "messages", {**_MESSAGE, "model": "m", "tool_choice": {"type": "pink"}}, "tool_choice.type",
+         "auto any tool none"),
+        ("POST", "responses", {"model": "m", "input": "x", "truncation": "pink"}, "truncation", "disabled"),
+        ("POST", "batches", {"input_file_id": "f", "endpoint": "pink", "completion_window": "24h"}, "endpoint",
+         "/v1/chat/completions /v1/completions /v1/embeddings /v1/responses"),
+    ],
+)  # fmt: skip
+def test_what_is_none_of_a_set_is_told_the_set(http, model, method, path, given, param, words):
+    tenant = make_tenant()
+    http.headers["Authorization"] = f"Bearer {make_key(tenant, scopes=list(Scope)).secret}"
+    if given.get("model") == "MODEL":
+        given = given | {"model": model}
+    answer = http.request(method, path, **({"params": given} if method == "GET" else {"json": given}))
+    told = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    said = re.split(r"[^\w:/]+", told["message"])
+    assert set(words.split()) <= set(said), told["message"]
+    assert (told.get("param") or param).startswith(param)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x-own, gzip"])
