@@ -301,6 +301,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     step_ms: float
     """Moving average of the step time."""
     draining: bool = False
+    goes_for_good: bool = False
+    """It drains, and nobody will start it again: somebody unloaded its model."""
     rung: int = 0
     """See Rung."""
     kv_blocks_cached: int = 0

@@ -201,6 +201,7 @@ class Worker:
                     self._card.model,
                     started_at_ms=self._started_at_ms,
                     draining=self._stopping.is_set(),
+                    goes_for_good=self._goes_for_good,
                 )
                 if not await self._broker.heartbeat(status, tokenizer_sha256=self._card.tokenizer_sha256):
                     _log.warning("registration_lost")

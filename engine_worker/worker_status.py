@@ -14,7 +14,13 @@ from engine_worker.worker_config import WorkerConfig
 
 
 def status_of(
-    engine: Engine, config: WorkerConfig, model: str, *, started_at_ms: int, draining: bool
+    engine: Engine,
+    config: WorkerConfig,
+    model: str,
+    *,
+    started_at_ms: int,
+    draining: bool,
+    goes_for_good: bool = False,
 ) -> WorkerStatus:
     stats, meter = engine.stats(), engine.meter
     return WorkerStatus(
@@ -31,6 +37,7 @@ def status_of(
         kv_blocks_used=stats.kv_blocks_used,
         step_ms=stats.step_s * 1000,
         draining=draining,
+        goes_for_good=goes_for_good,
         rung=stats.rung,
         kv_blocks_cached=stats.kv_blocks_cached,
         prompt_tokens=stats.prompt_tokens,

@@ -66,6 +66,8 @@ class ModelCatalogue:
         self._unreadable: dict[str, ModelCard] = {}
         self._withdrawn: frozenset[str] = frozenset()
         """The operator unloaded them: not here, whoever names them."""
+        self._leaving: frozenset[str] = frozenset()
+        """The operator is unloading them: what runs goes on, and nothing begins."""
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
@@ -125,15 +127,25 @@ class ModelCatalogue:
             raise _no_worker(name)
         return model
 
-    def refuse_without_worker(self, name: str, *, has_begun: bool = False) -> None:
+    def refuse_leaving(self, name: str) -> None:
+        """For who would begin. Raises NotFound."""
+        if name in self._leaving:
+            raise _not_found(name)
+
+    def refuse_without_worker(
+        self, name: str, *, has_begun: bool = False, waits_for_worker: bool = False
+    ) -> None:
         """For who waits, every few seconds: raises Overloaded where the last looks, for WORKER_ABSENCE_S, found no
         worker, or NotFound where the operator unloaded it. What Redis did not answer is no look. `has_begun`: an
-        answer of which some is made waits for the next worker as long as it may.
+        answer of which some is made waits for the next worker as long as it may; and who `waits_for_worker` does.
         """
         self._refresh_if_stale()
         if name in self._withdrawn:
             raise _not_found(name)
         if has_begun:
+            return
+        self.refuse_leaving(name)
+        if waits_for_worker:
             return
         gone_at = self._gone_at.get(name)
         if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
@@ -150,6 +162,7 @@ class ModelCatalogue:
             served = rule.target or name if rule else name
             if (
                 served in self._models
+                and served not in self._leaving
                 and self._is_alive(served)
                 and policy.is_visible(name, tenant_public_id)
             ):
@@ -219,6 +232,8 @@ class ModelCatalogue:
             self._models.pop(gone, None)
             self._unreadable.pop(gone, None)
             self._alive_at.pop(gone, None)
+        staying = {worker.model for worker in workers if not worker.goes_for_good}
+        self._leaving = frozenset(worker.model for worker in workers if worker.model not in staying)
         rungs: dict[str, list[int]] = {}
         for worker in workers:
             if worker.model in self._models:

@@ -65,7 +65,7 @@ class Ticket:
     take_again: Callable[[], Awaitable[object]] | None = None
     """Reserves what it holds once more, where Redis has forgotten it."""
     waits_for_worker: bool = False
-    """However long that takes. Others are told when their model has had none for a while."""
+    """However long that takes, unless its model is unloaded. Others are told when that has had none for a while."""
     budget_tokens: int | None = None
     """Where a hard budget had room for fewer output tokens than were asked for: so many."""
 
@@ -146,7 +146,7 @@ class Generation:
 
     async def _heard(self, timeout_s: float) -> Chunk | None:
         """As the stream's. While nothing comes it looks now and then whether there is a worker to wait for."""
-        while timeout_s > 0 and not self.ticket.waits_for_worker:
+        while timeout_s > 0:
             chunk = await self._stream.next(min(timeout_s, _LOOK_S))
             if chunk is not None or self._runtime.is_stopping:
                 return chunk
@@ -157,7 +157,11 @@ class Generation:
     async def _give_up_without_worker(self) -> None:
         """Its end comes as a chunk then, for the record as for the client; unless a worker has it after all."""
         try:
-            self._runtime.models.refuse_without_worker(self.ticket.model, has_begun=self._stream.next_seq > 0)
+            self._runtime.models.refuse_without_worker(
+                self.ticket.model,
+                has_begun=self._stream.next_seq > 0,
+                waits_for_worker=self.ticket.waits_for_worker,
+            )
         except ApiError as error:
             with suppress(BrokerUnavailable):  # the next look tries again
                 await self._runtime.broker.refuse(

@@ -18,7 +18,9 @@ _OVERLOADED_RETRY_MS: Final = 5000
 
 
 def refuse_early(runtime: Runtime, principal: Principal, model: ServedModel) -> None:
-    """Raises ApiError where the engine takes the first tier only, or the queue has just refused its like."""
+    """Raises ApiError where the model is being unloaded, or the engine takes the first tier only, or the queue has
+    just refused its like."""
+    runtime.models.refuse_leaving(model.card.model)
     if principal.tier.rank > 0 and model.rung >= Rung.REFUSING:
         raise Overloaded(
             f"'{model.card.model}' is overloaded and takes requests of the first tier only. Try again shortly.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from engine_worker.protocol import SamplingParams
 from tests.engine_worker.broker.driving import put, until, usage_events
 from tests.engine_worker.running_worker import (
@@ -205,6 +207,23 @@ async def test_what_the_grace_period_does_not_finish_goes_on_elsewhere(
     assert text(log) == "".join(map(chr, token_ids(log)))
     (event,) = await usage_events(redis_url, model)
     assert (event.completion_tokens, event.attempts, event.worker_id) == (200, 1, "w2")
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_worker_that_drains_says_whether_it_comes_back(start, gateway, make, model, for_good):
+    running = start(ScriptedEngine(step_s=0.02))
+    await put(gateway, make("r1", sampling=SamplingParams(max_tokens=200, seed=7)))
+    await until(tokens_logged(gateway, model, "r1", 5))
+    running.worker.stop(for_good=for_good)
+
+    async def said() -> bool:
+        (status,) = [each for each in await gateway.workers() if each.model == model]
+        assert not status.goes_for_good or for_good
+        return status.draining
+
+    await until(said)
+    (status,) = [each for each in await gateway.workers() if each.model == model]
+    assert status.goes_for_good == for_good
 
 
 async def test_a_whole_answer_comes_in_few_chunks_and_goes_on_elsewhere_all_the_same(

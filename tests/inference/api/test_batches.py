@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import redis
+from django.conf import settings
 from django.utils import timezone
+from msgspec import structs
 
+from engine_worker.broker import keys
 from inference.batch_runner import run_batches
 from inference.models import Batch, BatchResult, UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import Tenant
 from tenants.services import revoke_api_key
 from tests.e2e.site import ROOT
+from tests.engine_worker.models import a_card
 from tests.factories import TEST, make_key, make_tenant, make_tier
+from tests.inference.api.test_life import as_its_worker, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,6 +130,35 @@ def test_a_batch_runs(client, model, tenant, key):
     assert {(row.tier, str(row.key_public_id)) for row in rows} == {("batch", str(key.api_key.public_id))}
     assert rows.count() == 2
     assert [each.id for each in client.batches.list()] == [batch.id]
+
+
+def test_lines_for_a_model_that_is_unloaded_fail_as_other_requests_do(client, tenant):
+    """And wait for a worker of one that is only away for the night."""
+    make_tier("batch")
+    cards = [structs.replace(a_card(), chat_template="{{ messages[0]['content'] }}") for _ in range(2)]
+    for card in cards:
+        asyncio.run(as_its_worker(card, loads=True))
+    until(lambda: {card.model for card in cards} <= {each.id for each in client.models.list()}, "the models")
+    gone, away = (begin(client, [line(1, card.model)]) for card in cards)
+
+    def are_queued() -> bool:
+        with redis.Redis.from_url(settings.REDIS_URL) as server:
+            prefixes = [keys.model_prefix(card.model) for card in cards]
+            return all(server.exists(prefix + "deadlines") for prefix in prefixes)
+
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run_batches, budget_s=1)
+        until(are_queued, "the lines")
+        asyncio.run(as_its_worker(cards[0], loads=False))
+        running.result(60)
+    done = client.batches.retrieve(gone.id)
+    assert (done.status, done.request_counts.failed) == ("completed", 1)
+    (told,) = [json.loads(text) for text in client.files.content(done.error_file_id).text.splitlines()]
+    assert (told["response"]["status_code"], told["response"]["body"]["error"]["code"]) == (
+        404,
+        "model_not_found",
+    )
+    assert client.batches.retrieve(away.id).status == "in_progress"
 
 
 def test_completions_and_responses_are_batched_too(client, model, tenant):

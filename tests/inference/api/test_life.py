@@ -15,13 +15,13 @@ import redis
 from django.conf import settings
 from msgspec import structs
 
-from engine_worker.broker import Held, Verdict, WorkerBroker, keys
+from engine_worker.broker import Claim, Held, Verdict, WorkerBroker, keys
 from engine_worker.protocol import ModelCard, WorkerStatus, decode
 from inference.models import UsageRecord
 from inference.services.usage import drain_usage_stream
 from tenants.models import Tenant
 from tenants.principal import LimitMetric
-from tests.engine_worker.broker.driving import publish, tokens
+from tests.engine_worker.broker.driving import last, publish, tokens
 from tests.engine_worker.broker.driving import status as worker_status
 from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import make_key, make_tenant, set_limit
@@ -110,12 +110,9 @@ def test_a_stream_whose_model_is_unloaded_ends_with_the_reason(http):
 async def begins_and_is_unloaded(card: ModelCard) -> None:
     worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=10)
     try:
-        claims = await worker.claim(1)
-        while not claims:
-            await asyncio.sleep(0.05)
-            claims = await worker.claim(1)
-        assert await publish(worker, claims[0], tokens(claims[0], 0, 1, 2)) == Verdict.OK
-        await worker.release([Held(claims[0].request.request_id, claims[0].epoch)], failed=False)
+        claim = await next_claim(worker)
+        assert await publish(worker, claim, tokens(claim, 0, 1, 2)) == Verdict.OK
+        await worker.release([Held(claim.request.request_id, claim.epoch)], failed=False)
         assert await worker.withdraw()
     finally:
         await worker.aclose()
@@ -130,6 +127,63 @@ async def as_its_worker(card: ModelCard, *, loads: bool) -> None:
             await worker.heartbeat(worker_status(worker), tokenizer_sha256=card.tokenizer_sha256)
         else:
             assert await worker.withdraw()
+    finally:
+        await worker.aclose()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_begins_at_a_model_that_is_being_unloaded_and_what_runs_goes_on(http):
+    """Who would begin, or has waited, hears it at once, not when the last answer that runs is done."""
+    http.headers["Authorization"] = f"Bearer {make_key().secret}"
+    card = a_card()
+    asyncio.run(as_its_worker(card, loads=True))
+    until(lambda: http.get(f"models/{card.model}").status_code == 200, "the model")
+    body = {"model": card.model, "prompt": "x", "max_tokens": 9}
+    with ThreadPoolExecutor(3) as threads:
+        runs = threads.submit(http.post, "completions", json=body)
+        claim = asyncio.run(claimed(card))
+        waits = threads.submit(http.post, "completions", json=body)
+        leaves = threads.submit(asyncio.run, drains(card, claim, 20))
+        until(lambda: http.post("completions", json=body).status_code == 404, "its refusal", 10)
+        told = [waits.result(10), http.post("completions", json=body)]
+        assert not leaves.done()
+        listed = [each["id"] for each in http.get("models").json()["data"]]
+        leaves.result(60)
+        assert runs.result(60).json()["choices"][0]["text"] == "xx"
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in told] == [
+        (404, "model_not_found")
+    ] * 2
+    assert card.model not in listed
+
+
+async def claimed(card: ModelCard) -> Claim:
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=10)
+    try:
+        return await next_claim(worker)
+    finally:
+        await worker.aclose()
+
+
+async def next_claim(worker: WorkerBroker) -> Claim:
+    claims = await worker.claim(1)
+    while not claims:
+        await asyncio.sleep(0.05)
+        claims = await worker.claim(1)
+    return claims[0]
+
+
+async def drains(card: ModelCard, claim: Claim, for_s: float) -> None:
+    """Its worker finishes what runs, and says so with each heartbeat."""
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=10)
+    try:
+        until_s = time.monotonic() + for_s
+        while time.monotonic() < until_s:
+            status = worker_status(worker, draining=True, goes_for_good=True)
+            await worker.heartbeat(status, tokenizer_sha256=card.tokenizer_sha256)
+            assert await publish(worker, claim) == Verdict.OK
+            await asyncio.sleep(0.5)
+        assert await publish(worker, claim, last(claim, 0, 1, 2)) == Verdict.OK
+        assert await worker.withdraw()
     finally:
         await worker.aclose()
 
