@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +18,13 @@ from django.test import Client
 from psycopg.sql import SQL, Identifier
 
 from tenants.models import User
+from tenants.principal import Scope
 from tests.databases import paused_postgres
 from tests.e2e.site import Site, running_site
-from tests.factories import PASSWORD, make_cast, make_user
+from tests.factories import PASSWORD, make_cast, make_key, make_user
 from tests.inference.test_chat_socket import hear, say, session_cookie, socket, start
+from tests.pooler import PGBOUNCER, pooler
+from weir.patient_connection import PatientConnection
 
 GATEWAY = "weir-outage"
 
@@ -122,6 +126,60 @@ def test_pages_of_a_database_that_stands_still_say_so_soon(site: Site):
                     assert "The database can&#x27;t be reached at the moment." in answer.text, path
                     assert answer.elapsed.total_seconds() < 15, path
         assert list(threads.map(asked_until_back, pages)) == [200] * len(pages)
+
+
+@pytest.mark.skipif(PGBOUNCER is None, reason="needs pgbouncer")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.timeout(300)
+def test_so_do_they_of_one_that_stands_still_behind_a_pooler(tmp_path: Path):
+    """It takes connections for a server that answers nobody."""
+    cast = make_cast()
+    owner, operator = ({"Cookie": session_cookie(user)} for user in (cast.owner, cast.operator))
+    secret = make_key(cast.tenant, scopes=list(Scope)).secret
+    pages = [
+        (owner, f"/t/{cast.tenant.public_id}/"),
+        (operator, "/admin/live/"),
+        ({"Authorization": f"Bearer {secret}"}, "/v1/usage"),
+    ]
+    with (
+        pooler(connection.settings_dict, tmp_path, mode="transaction") as pooled,
+        running_site(pooled, tmp_path) as site,
+        ThreadPoolExecutor(len(pages)) as threads,
+    ):
+
+        def ask(page: tuple[dict[str, str], str]) -> httpx.Response:
+            return httpx.get(site.url + page[1], headers=page[0], timeout=60)
+
+        assert [answer.status_code for answer in threads.map(ask, pages)] == [200] * len(pages)
+        with paused_postgres():
+            answers = list(threads.map(ask, pages))
+    for (_, path), answer in zip(pages, answers, strict=True):
+        assert answer.status_code == 503, path
+        assert answer.elapsed.total_seconds() < 40, path
+
+
+@pytest.mark.skipif(PGBOUNCER is None, reason="needs pgbouncer")
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_statement_is_waited_for_while_a_pooler_has_none_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("weir.patient_connection._SILENT_S", 0.1)
+    monkeypatch.setattr("weir.patient_connection._ANSWER_S", 1)
+    with pooler(connection.settings_dict, tmp_path, mode="transaction") as pooled:
+        given = connection.get_connection_params()
+        where = {
+            "host": pooled["HOST"],
+            "port": pooled["PORT"],
+            "dbname": pooled["NAME"],
+            "user": given["user"],
+        }
+
+        def slow(_: int) -> tuple[Any, ...] | None:
+            with PatientConnection.connect(**where, autocommit=True, prepare_threshold=None) as patient:
+                return patient.execute("SELECT pg_sleep(4), 7").fetchone()
+
+        with ThreadPoolExecutor(3) as threads:
+            assert [row[1] for row in threads.map(slow, range(3)) if row] == [7, 7, 7]
 
 
 @pytest.mark.django_db(transaction=True)
