@@ -124,6 +124,7 @@ def test_the_command_lists_queues_again_and_drops(dead):
         ]
     assert run("requeue", "--all", "--model", model) == f"{request_id}: done\n"
     assert run("list", "--model", model) == f"{model}: none is dead\n"
+    assert run("requeue", "--all", "--model", model) == f"{model}: none is dead\n"
     said = run("drop", request_id, "--model", model, fails="1 of 1 requests were left")
     assert said == f"{request_id}: is not dead\n"
 

@@ -51,6 +51,8 @@ class Command(BaseCommand):
                 request_ids = [
                     letter.request_id for letter in await operator.dead_letters(model, limit=10**6)
                 ]
+                if not request_ids:
+                    self._tell_that_none_is(model)
             verb = operator.requeue if action == "requeue" else operator.drop
             done = [await self._act(verb, model, request_id) for request_id in request_ids]
             if False in done:
@@ -61,13 +63,16 @@ class Command(BaseCommand):
     async def _list(self, operator: OperatorBroker, model: str) -> None:
         letters = await operator.dead_letters(model, limit=1000)
         if not letters:
-            self.stderr.write(f"{model}: none is dead")
+            self._tell_that_none_is(model)
         for letter in letters:
             died_at = datetime.fromtimestamp(letter.died_at_ms / 1000, tz=UTC)
             self.stdout.write(
                 f"{died_at:%Y-%m-%d %H:%M:%S}  {letter.model}  {letter.request_id}  tenant {letter.tenant_id}  "
                 f"{letter.attempts} attempts, {letter.tokens} tokens  {letter.error_code}: {letter.error_message}"
             )
+
+    def _tell_that_none_is(self, model: str) -> None:
+        self.stderr.write(f"{model}: none is dead")
 
     async def _act(self, verb: Callable[[str, str], Awaitable[bool]], model: str, request_id: str) -> bool:
         """Whether it was one that is dead."""
