@@ -162,26 +162,34 @@ class Bounded:
     """Whatever goes wrong inside with Redis becomes `unavailable`, after `timeout_s` at the latest."""
 
     # Not a generator with a decorator: that costs each request as much again as the time-out itself.
-    def __init__(self, timeout_s: float, unavailable: type[Exception]) -> None:
+    def __init__(
+        self, timeout_s: float, unavailable: type[Exception], *, caller: Caller | None = None
+    ) -> None:
         self._timeout_s = timeout_s
         self._unavailable = unavailable
-        self._timeout = asyncio.timeout(timeout_s)
+        # One that is shared keeps the time of its calls.
+        self._timeout = None if isinstance(caller, SharedConnection) else asyncio.timeout(timeout_s)
 
     async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
+        if self._timeout is not None:
+            await self._timeout.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError as late:
-            error = late
+        if self._timeout is not None:
+            try:
+                await self._timeout.__aexit__(kind, error, traceback)
+            except TimeoutError as late:
+                error = late
+        if error is None:
+            return
         if isinstance(error, TimeoutError):
             raise self._unavailable(f"Redis did not answer within {self._timeout_s:g} s") from error
         if isinstance(error, RedisError):
             raise self._unavailable(f"{type(error).__name__}: {error}") from error
 
 
-def bounded(timeout_s: float) -> Bounded:
-    return Bounded(timeout_s, BrokerUnavailable)
+def bounded(timeout_s: float, *, caller: Caller | None = None) -> Bounded:
+    """`caller`: who makes the only call inside."""
+    return Bounded(timeout_s, BrokerUnavailable, caller=caller)

@@ -279,7 +279,7 @@ class GatewayBroker:
 
     async def _call(self, verb: str, model: str, args: Sequence[str | bytes | int]) -> Any:
         prefix = keys.model_prefix(model)
-        async with bounded(self._timeout_s):
+        async with bounded(self._timeout_s, caller=self._scripts):
             return await scripts.load(verb)(self._scripts, prefix, args)
 
     def _sweep(self, model: str) -> None:

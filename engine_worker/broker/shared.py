@@ -24,17 +24,18 @@ _ATTEMPTS: Final = 2
 """A connection that turns out to be dead (the server restarted) is replaced once: every script may be repeated."""
 
 _PATIENCE: Final = 0.9
-"""Who is cancelled after this part of the time-out, in which nothing was heard, was not answered in time."""
+"""Of the time-out: when one call has had all of it, and nothing was heard for this part, the server answers nobody."""
 
 
 class SharedConnection:
     """`await shared.evalsha(sha1, 1, key, argument)`, as of redis-py's client; for one server, not for a cluster.
 
-    Callers bound their calls by `timeout_s`. One that is cancelled leaves the connection to the others: its reply is
-    read and forgotten. But with one that had waited for its time the connection goes, since a server that does not
-    answer one call answers none of those after it.
+    Each call of a script ends within `timeout_s`: one timer watches the oldest that waits, where a time-out around
+    each would cost as much as the call. Who is cancelled leaves the connection to the others: its reply is read and
+    forgotten. But with one that had waited for its time the connection goes, since a server that does not answer one
+    call answers none of those after it.
 
-    Raises redis.exceptions.RedisError.
+    Raises TimeoutError, redis.exceptions.RedisError.
     """
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
@@ -57,10 +58,10 @@ class SharedConnection:
         return await self._call("EVAL", script, numkeys, *keys_and_args)
 
     async def blpop(self, keys: Sequence[str], timeout_s: float) -> Any:
-        """On a connection that has no other callers, because this one waits at the server. Who is cancelled takes the
-        connection along: what came for nobody would be lost."""
+        """On a connection that has no other callers, because this one waits at the server; its caller bounds it. Who is
+        cancelled takes the connection along: what came for nobody would be lost."""
         try:
-            return await self._call("BLPOP", *keys, timeout_s)
+            return await self._asked(("BLPOP", *keys, timeout_s), None)
         except asyncio.CancelledError:
             if self._line is not None:
                 self._line.give_up(RedisConnectionError("who waited has left"))
@@ -75,22 +76,32 @@ class SharedConnection:
             self._line = None
 
     async def _call(self, *command: str | bytes | float) -> Any:
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        for attempt in range(_ATTEMPTS):
+        return await self._asked(command, self._timeout_s)
+
+    async def _asked(self, command: tuple[str | bytes | float, ...], within_s: float | None) -> Any:
+        ends_at = None if within_s is None else asyncio.get_running_loop().time() + within_s
+        line, attempts = self._line, _ATTEMPTS
+        if line is not None and not line.is_broken:
+            try:
+                return await line.call(command, within_s)
+            except RedisConnectionError:
+                attempts -= 1
+        async with asyncio.timeout_at(ends_at):
+            return await self._asked_anew(command, within_s, attempts)
+
+    async def _asked_anew(
+        self, command: tuple[str | bytes | float, ...], within_s: float | None, attempts: int
+    ) -> Any:
+        while True:
+            attempts -= 1
             line = self._line
             if line is None or line.is_broken:
                 line = await self._connected()
             try:
-                return await line.call(command)
+                return await line.call(command, within_s)
             except RedisConnectionError:
-                if attempt + 1 == _ATTEMPTS:
+                if not attempts:
                     raise
-            except asyncio.CancelledError:
-                # A slow caller on a busy loop must not take a connection that answers others.
-                if loop.time() - max(began_at, line.heard_at) >= _PATIENCE * self._timeout_s:
-                    line.give_up(RedisConnectionError("another call was not answered in time"))
-                raise
 
     async def _connected(self) -> _Calls:
         if self._connecting is None:
@@ -128,19 +139,43 @@ class _Calls(Line):
     """Whoever waits for replies, in the order in which they asked."""
 
     def __init__(self, connection: Connection) -> None:
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        """And when they asked; nobody watches the time of one that asked at infinity."""
+        self._watch: asyncio.TimerHandle | None = None
         super().__init__(connection)
 
-    def call(self, command: tuple[str | bytes | float, ...]) -> asyncio.Future[Any]:
+    def call(self, command: tuple[str | bytes | float, ...], within_s: float | None) -> asyncio.Future[Any]:
         if self.is_broken:
             raise RedisConnectionError("the connection was lost")
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Any] = self._loop.create_future()
         self.send(command)
-        self._waiting.append(reply)
+        if within_s is None:
+            self._waiting.append((reply, float("inf")))
+            return reply
+        self._waiting.append((reply, self._loop.time()))
+        if self._watch is None:
+            self._watch = self._loop.call_later(within_s, self._look, within_s)
         return reply
 
+    def _look(self, within_s: float) -> None:
+        self._watch = None
+        now = self._loop.time()
+        is_late, next_at = False, float("inf")
+        for reply, asked_at in self._waiting:
+            if asked_at + within_s > now:
+                next_at = asked_at + within_s
+                break
+            is_late = True
+            if not reply.done():
+                reply.set_exception(TimeoutError())
+        # A call that was slow, or whose caller was on a busy loop, must not take a connection that answers others.
+        if is_late and now - self.heard_at >= _PATIENCE * within_s:
+            self.give_up(RedisConnectionError("another call was not answered in time"))
+        elif next_at < float("inf"):
+            self._watch = self._loop.call_at(next_at, self._look, within_s)
+
     def heard(self, reply: Any) -> None:
-        waiting = self._waiting.popleft()
+        waiting, _ = self._waiting.popleft()
         if waiting.done():
             return  # its caller has left
         if isinstance(reply, RedisError):
@@ -150,8 +185,12 @@ class _Calls(Line):
 
     def ended(self, error: RedisError) -> None:
         """Everybody who waits hears it."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         while self._waiting:
-            if not (reply := self._waiting.popleft()).done():
+            reply, _ = self._waiting.popleft()
+            if not reply.done():
                 reply.set_exception(error if isinstance(error, RedisConnectionError) else _lost(error))
                 reply.exception()  # seen: whoever waits hears it, and may have left in this very turn
 

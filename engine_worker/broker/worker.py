@@ -198,7 +198,7 @@ class WorkerBroker:
         return int(expired), int(requeued), int(ended)
 
     async def _call(self, verb: str, args: Sequence[str | bytes | int]) -> Any:
-        async with bounded(self._timeout_s):
+        async with bounded(self._timeout_s, caller=self._scripts):
             return await scripts.load(verb)(self._scripts, self._prefix, args)
 
 

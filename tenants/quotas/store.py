@@ -142,7 +142,7 @@ class QuotaStore:
         return not is_cluster(self._redis)
 
     async def _call_then(self, then: Then, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        async with _bounded(self._timeout_s):
+        async with Bounded(self._timeout_s, QuotaUnavailable, caller=self._scripts):
             reply, *followed = await scripts.load_reserve_then(then.text)(
                 self._scripts, [*keys, then.key], [len(args), *args, *then.args]
             )
@@ -301,7 +301,7 @@ class QuotaStore:
         return [fields[b"d"] for _, fields in entries]
 
     async def _call(self, verb: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        async with _bounded(self._timeout_s):
+        async with Bounded(self._timeout_s, QuotaUnavailable, caller=self._scripts):
             return await scripts.load(verb)(self._scripts, keys, args)
 
 

@@ -97,12 +97,34 @@ async def test_no_answer_in_time_costs_the_connection():
         await echo(shared, 0)
         line = shared._line
         line._transport.pause_reading()  # deaf from now on
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError):
                 await echo(shared, 1)
         assert line.is_broken
         async with asyncio.timeout(10):
             assert await echo(shared, 2) == 2
+    finally:
+        await shared.aclose()
+
+
+async def test_a_late_answer_of_a_server_that_answers_is_forgotten():
+    shared = SharedConnection(settings.REDIS_URL, timeout_s=0.4)
+    try:
+        await echo(shared, 0)
+        line = shared._line
+        line._transport.pause_reading()
+        late = asyncio.create_task(echo(shared, 1))
+        await asyncio.sleep(0.2)
+        line.heard_at = asyncio.get_running_loop().time()  # as of a call before it
+        in_time = asyncio.create_task(echo(shared, 2))
+        with pytest.raises(TimeoutError):
+            await late
+        assert not line.is_broken
+        line._transport.resume_reading()
+        assert await in_time == 2
+        assert shared._line is line
+        await asyncio.sleep(0.5)
+        assert line._watch is None  # nobody waits: nobody looks
     finally:
         await shared.aclose()
 
