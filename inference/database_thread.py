@@ -9,19 +9,27 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections
 
 
-@asynccontextmanager
-async def database_thread() -> AsyncIterator[None]:
+class DatabaseThread:
     """`sync_to_async` within runs all in one thread, made when it is needed, whose connection goes back at the end.
 
     A context of its own even within another's: a task inherits that of the request that began it, and once that has
     ended, nobody would look after the connection that the task opens.
     """
-    context = ThreadSensitiveContext()
-    token = SyncToAsync.thread_sensitive_context.set(context)
-    try:
-        yield
-    finally:
-        if context in SyncToAsync.context_to_thread_executor:
+
+    # Not a generator with a decorator: most requests need no thread, and would pay more for that than for all else.
+    async def __aenter__(self) -> None:
+        self._context = ThreadSensitiveContext()
+        self._token = SyncToAsync.thread_sensitive_context.set(self._context)
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._context in SyncToAsync.context_to_thread_executor:
             await sync_to_async(close_old_connections)()
-            SyncToAsync.context_to_thread_executor.pop(context).shutdown()
-        SyncToAsync.thread_sensitive_context.reset(token)
+            SyncToAsync.context_to_thread_executor.pop(self._context).shutdown()
+        SyncToAsync.thread_sensitive_context.reset(self._token)
+
+
+@asynccontextmanager
+async def database_thread() -> AsyncIterator[None]:
+    """The same, also as a decorator."""
+    async with DatabaseThread():
+        yield

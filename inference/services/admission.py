@@ -94,7 +94,7 @@ class Admission:
             then=then,
         )
 
-    async def enqueue(self, decision: Admitted, waited: Waited | None, reason: Told) -> None:
+    async def enqueue(self, decision: Admitted, waited: Waited | None) -> None:
         """Unless the reservation has. Raises BrokerUnavailable, QueueFull, DuplicateRequestId."""
         if self._is_queued:
             return
@@ -106,8 +106,8 @@ class Admission:
             sampling = msgspec.structs.replace(
                 sampling, max_tokens=granted, min_tokens=min(sampling.min_tokens, granted)
             )
-        request = self._request(sampling)
-        self._note(await self.runtime.broker.enqueue(request, **self._terms(as_text(reason))))
+        request, reason = self._request(sampling), as_text(self.told(decision, waited))
+        self._note(await self.runtime.broker.enqueue(request, **self._terms(reason)))
 
     def _note(self, enqueued: Enqueued) -> None:
         self.position, self._is_queued = enqueued.position, True

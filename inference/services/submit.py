@@ -20,7 +20,7 @@ from inference.services.overload import queue_refusal, refuse_early, waits_for_w
 from inference.services.refusal import refusal
 from inference.services.submission import Submission
 from inference.services.turn import in_turn
-from inference.tracing import TRACER, end_generation_span
+from inference.tracing import end_generation_span, span
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.types import Admitted, Refused
@@ -51,11 +51,10 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     with _released_on_failure(runtime, principal, asked.request_id):
         stream = await runtime.streams.open(card.model, asked.request_id, is_new=True)
         try:
-            with TRACER.start_as_current_span("reserve"):
+            with span("reserve"):
                 decision, waited = await in_turn(runtime, principal, asked.request_id, admission.reserve)
-            reason = admission.told(decision, waited)
             if isinstance(decision, Admitted):
-                await admission.enqueue(decision, waited, reason)
+                await admission.enqueue(decision, waited)
         except BaseException:
             stream.close()
             end_generation_span(admission.span, None)
@@ -64,7 +63,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
         # Out here: nothing was taken, so nothing is to be released.
         stream.close()
         end_generation_span(admission.span, None)
-        _note_refusal(runtime, principal, asked, reason)
+        _note_refusal(runtime, principal, asked, admission.told(decision, waited))
         raise refusal(decision, request_id=asked.request_id)
     granted = decision.max_output_tokens
     return Generation(

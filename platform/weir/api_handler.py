@@ -19,7 +19,7 @@ from django.urls import ResolverMatch, resolve
 from django.utils.log import log_response
 from django.utils.module_loading import import_string
 
-from inference.database_thread import database_thread
+from inference.database_thread import DatabaseThread
 from weir.turnstile import Turnstile
 
 _Application: TypeAlias = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -57,7 +57,7 @@ class ApiHandler(ASGIHandler):
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         await self._door.passed()
-        async with database_thread():
+        async with DatabaseThread():
             await self.handle(scope, receive, send)
 
     async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
