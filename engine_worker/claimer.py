@@ -1,12 +1,13 @@
-"""Whose turn it is: claims what can start now, and hears of what is better than what runs."""
+"""Whose turn it is: claims what can start now, takes what it is handed, and hears of what is better than what runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from engine_worker.broker import BrokerUnavailable, Claim, WorkerBroker
+from engine_worker.broker import BrokerUnavailable, Channel, Claim, Held, WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.outbox import Outbox
 from engine_worker.waiting import Backoff, wait
@@ -16,7 +17,7 @@ _WAIT_FOR_BETTER_S: Final = 5.0
 
 
 class Claimer:
-    """Two of the worker's tasks. `start` is called with each claim, in order."""
+    """Three of the worker's tasks. `start` is called with each claim, in order."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Claimer:
         self._stopping = stopping
         self._stepped = asyncio.Event()
         self._is_full = asyncio.Event()  # without room what is better is news
+        self._handed: Channel[Claim] | None = None
 
     def wake(self) -> None:
         """There may be room, or something better waits."""
@@ -51,7 +53,7 @@ class Claimer:
                     if not await self._claim_better():
                         await wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
-                claims = await self._broker.claim(room)
+                claims = await self._broker.claim(room, offers=self._handed is not None)
                 for claim in claims:
                     self._start(claim)
                 if len(claims) < room and not self._stopping.is_set():
@@ -59,6 +61,34 @@ class Claimer:
                 backoff.reset()
             except BrokerUnavailable:
                 await backoff.sleep()
+
+    async def take_no_more(self) -> None:
+        """Once stopping: nothing comes after this that was not claimed."""
+        with suppress(BrokerUnavailable):  # then nobody hands anything over either, or to nobody by and by
+            await self._broker.claim(0)
+        if self._handed is not None:
+            await self._handed.caught_up()
+
+    async def take(self) -> None:
+        """What comes while the worker has room and nothing waits is not claimed, but handed to it."""
+        backoff = Backoff()
+        while True:
+            try:
+                async with self._broker.handed() as handed:
+                    self._handed = handed
+                    async for claim in handed:
+                        if not isinstance(claim, Claim):
+                            continue  # a gap: what was lost in it nobody renews, and others get it
+                        if self._stopping.is_set():
+                            await self._broker.release(
+                                [Held(claim.request.request_id, claim.epoch)], failed=False
+                            )
+                        else:
+                            self._start(claim)
+            except BrokerUnavailable:
+                await backoff.sleep()
+            finally:
+                self._handed = None
 
     async def _claim_better(self) -> bool:
         """Without room: takes what is of a better class than something held, which the engine then preempts.

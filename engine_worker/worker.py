@@ -1,8 +1,9 @@
 """The worker: claim what can start now, run it, publish every step, until told to stop.
 
-Five tasks share one event loop and one outbox:
+Six tasks share one event loop and one outbox:
 
     claim      broker.claim(engine.room()) -> engine.add: `claimer.py`
+    take       what is handed over         -> engine.add: there too
     hear       of better work, while there is no room -> claim: there too
     collect    engine.steps()              -> outbox
     publish    outbox -> broker.publish    -> verdicts -> engine.abort: `publisher.py`
@@ -92,6 +93,7 @@ class Worker:
         claim = asyncio.create_task(self._claimer.run(), name="worker-claim")
         tasks = [
             claim,
+            asyncio.create_task(self._claimer.take(), name="worker-take"),
             asyncio.create_task(self._claimer.hear(), name="worker-hear"),
             asyncio.create_task(self._collect(), name="worker-collect"),
             asyncio.create_task(self._publisher.run(), name="worker-publish"),
@@ -113,7 +115,7 @@ class Worker:
         _log.info("worker_stopped", worker_id=self._config.worker_id, failed=bool(failures))
         return 1 if failures else 0
 
-    # -- the five tasks ------------------------------------------------------------------------
+    # -- the six tasks -------------------------------------------------------------------------
 
     def _start(self, claim: Claim) -> None:
         request = claim.request
@@ -235,7 +237,9 @@ class Worker:
             await asyncio.wait([stopping, claim], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
+        await self._claimer.take_no_more()
         await claim  # the last claim's requests are wanted, and its failure is everybody's
+        await self._claimer.take_no_more()  # which it may have offered meanwhile
         _log.info("worker_draining", held=len(self._outbox), grace_s=self._config.drain_grace_s)
         deadline = time.monotonic() + self._config.drain_grace_s
         while self._outbox and not self._handing_back.is_set() and time.monotonic() < deadline:

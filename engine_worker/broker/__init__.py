@@ -15,7 +15,7 @@ from engine_worker.broker.errors import (
 )
 from engine_worker.broker.gateway import Account, Enqueued, GatewayBroker, KnownModels, RequestState
 from engine_worker.broker.keys import live_channel
-from engine_worker.broker.live import GAP, Gap, LiveChannel
+from engine_worker.broker.live import GAP, Channel, Gap, LiveChannel
 from engine_worker.broker.operator import DeadLetter, ModelQueue, OperatorBroker, TenantLine, TierQueue
 from engine_worker.broker.usage import EntryRef, UsageReader
 from engine_worker.broker.worker import Claim, Held, Verdict, WorkerBroker
@@ -25,6 +25,7 @@ __all__ = [
     "Account",
     "BrokerError",
     "BrokerUnavailable",
+    "Channel",
     "Claim",
     "ControlBroker",
     "DeadLetter",

@@ -29,11 +29,15 @@ the prefix, so it carries the same tag and lies in the same slot.
     arrivals              string  arrival counter                            never (3)
     wake                  list    one token per piece of new work            60 s
     better                list    ranks of work better than what waited      5 s
+    offers                zset    worker ids by how many they have room for  60 s after the last
+    offer:ID              string  the lease of what may be handed to it, ms  so long it may be: 1.5 s
     usage                 stream  UsageEvents the ledger has not taken       acknowledged (4)
     card                  string  ModelCard                                  24 h after the last heartbeat
     withdrawn             string  its last worker was told to go for good    a worker registers (7)
     workers               zset    worker ids by last heartbeat, server ms    60 s after the last heartbeat
     worker:ID             string  WorkerStatus                               15 s after its heartbeat
+
+    hand:WORKER           pub/sub requests that the worker need not claim: see enqueue.lua
 
     outside any tag, by single commands
     weir:models           set     models that ever had a worker              never (5)
@@ -73,6 +77,11 @@ def model_prefix(model: str) -> str:
 
 def tokenizer_key(sha256: str) -> str:
     return f"weir:tokenizer:{sha256}"
+
+
+def hand_channel(model: str, worker_id: str) -> str:
+    """Where a worker hears of requests that it need not claim."""
+    return f"{model_prefix(model)}hand:{worker_id}"
 
 
 def live_channel(gateway_id: str) -> str:

@@ -1,4 +1,5 @@
-"""The live channel: one pub/sub connection per gateway process, over which all its tokens come.
+"""The live channel: one pub/sub connection per gateway process, over which all its tokens come; and one per worker,
+over which it is handed what it need not claim.
 
 Pub/sub forgets: what is published while the connection is down, or faster than it is read, is lost
 to it. That is allowed, because the token log has everything; a `Gap` tells the reader to look there.
@@ -11,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Generic, Self, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Connection
@@ -36,31 +37,35 @@ class Gap:
 
 GAP: Final = Gap()
 
+_Told = TypeVar("_Told")
 
-class LiveChannel:
-    """`async with broker.live(channel) as live: async for batch in live: ...`
 
-    Entering waits until the server has confirmed the subscription, so what is enqueued afterwards
-    is heard from its first token. Iteration yields a `list[Chunk]` per worker step, or `GAP`. The
-    buffer holds `max_messages`; when a slow reader lets it fill up, it is emptied into one GAP. A
-    task named `live-channel` owned by this object watches the connection, and reconnects with backoff.
+class Channel(Generic[_Told]):
+    """`async with channel: async for told in channel: ...`
+
+    Entering waits until the server has confirmed the subscription, so what is published afterwards is heard.
+    Iteration yields what `decode` makes of each message, or `GAP`. The buffer holds `max_messages`; when a slow
+    reader lets it fill up, it is emptied into one GAP. A task named `live-channel` owned by this object watches
+    the connection, and reconnects with backoff.
     """
 
     def __init__(
         self,
         url: str,
         channel: str,
+        decode: Callable[[bytes], _Told | Gap],
         *,
         timeout_s: float,
         max_messages: int = 4096,
         ping_interval_s: float = _PING_INTERVAL_S,
     ) -> None:
         self.channel = channel
+        self._decode = decode
         self._timeout_s = timeout_s
         self._max_messages = max_messages
         self._ping_interval_s = ping_interval_s
         self._pool = lone_connections(url, timeout_s=timeout_s)
-        self._buffer: deque[list[Chunk] | Gap] = deque()
+        self._buffer: deque[_Told | Gap] = deque()
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -86,7 +91,7 @@ class LiveChannel:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Chunk] | Gap:
+    async def __anext__(self) -> _Told | Gap:
         assert self._task is not None, "enter the live channel before reading it"
         while not self._buffer:
             self._arrived.clear()
@@ -95,7 +100,18 @@ class LiveChannel:
                 raise StopAsyncIteration
         return self._buffer.popleft()
 
-    def _put(self, item: list[Chunk] | Gap) -> None:
+    async def caught_up(self) -> None:
+        """Until its reader has taken all that was published before; or the connection is lost, and with it the rest."""
+        with contextlib.suppress(RedisError, TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._subscription.ping()
+        while self._buffer:  # noqa: ASYNC110 - its reader needs a turn or two
+            await asyncio.sleep(0)
+
+    def _heard(self, message: bytes) -> None:
+        self._put(self._decode(message))
+
+    def _put(self, item: _Told | Gap) -> None:
         if len(self._buffer) >= self._max_messages:
             self._buffer.clear()
             item = GAP
@@ -107,7 +123,7 @@ class LiveChannel:
         connection: Connection = self._pool.make_connection()
         try:
             await cast(Any, connection).connect()
-            subscription = _Subscription(connection, self._put)
+            subscription = _Subscription(connection, self._heard)
             subscription.send(("SUBSCRIBE", self.channel))
             await subscription.confirmed
         except BaseException:
@@ -146,35 +162,62 @@ class LiveChannel:
             if subscription.heard_at < pinged_at:
                 return
             pinged_at = loop.time()
-            subscription.send(("PING",))
+            subscription.ping()
 
 
 class _Subscription(Line):
-    """Puts what is published the moment it is read."""
+    """Tells what is published the moment it is read."""
 
-    def __init__(self, connection: Connection, put: Callable[[list[Chunk] | Gap], None]) -> None:
+    def __init__(self, connection: Connection, tell: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._put = put
+        self._tell = tell
         self.confirmed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[None] = loop.create_future()
+        self._pinged: deque[asyncio.Future[None]] = deque()
         super().__init__(connection)
+
+    def ping(self) -> asyncio.Future[None]:
+        """Done when it is answered, and so all that came before is told."""
+        answered: asyncio.Future[None] = self._loop.create_future()
+        if self.is_broken:
+            _done(answered)
+            return answered
+        self._pinged.append(answered)
+        self.send(("PING",))
+        return answered
 
     def heard(self, reply: Any) -> None:
         if isinstance(reply, RedisError):  # it may not subscribe
             self.give_up(reply)
         elif reply[0] == b"message":
-            self._put(_decode(reply[2]))
-        elif reply[0] == b"subscribe" and not self.confirmed.done():
-            self.confirmed.set_result(None)
+            self._tell(reply[2])
+        elif reply[0] == b"pong":
+            _done(self._pinged.popleft())
+        elif reply[0] == b"subscribe":
+            _done(self.confirmed)
 
     def ended(self, error: RedisError) -> None:
         self.over.set_result(None)
-        if not self.confirmed.done():
-            self.confirmed.set_exception(error)
-            self.confirmed.exception()  # seen: who waits for it hears it, and may have left
+        for waiting in (self.confirmed, *self._pinged):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # seen: who waits for it hears it, and may have left
+        self._pinged.clear()
 
 
-def _decode(message: bytes) -> list[Chunk] | Gap:
+def _done(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class LiveChannel(Channel[list[Chunk]]):
+    """Yields a `list[Chunk]` per worker step."""
+
+    def __init__(self, url: str, channel: str, **given: Any) -> None:
+        super().__init__(url, channel, _chunks, **given)
+
+
+def _chunks(message: bytes) -> list[Chunk] | Gap:
     """What can't be understood is a gap: the one request it is about meets it again, by name, in its log."""
     try:
         chunks = _CHUNKS.decode(message)

@@ -10,14 +10,26 @@ from typing import Any, Final, cast
 import msgspec
 
 from engine_worker.broker import keys, scripts
-from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect
-from engine_worker.protocol import Chunk, GenerateRequest, ModelCard, WorkerStatus, decode, encode
+from engine_worker.broker.connection import bounded, connect, connect_for_scripts, disconnect, is_cluster
+from engine_worker.broker.live import GAP, Channel, Gap
+from engine_worker.protocol import (
+    Chunk,
+    GenerateRequest,
+    ModelCard,
+    ProtocolError,
+    WorkerStatus,
+    decode,
+    encode,
+)
 
 LEASE_MS: Final = 10_000
 """A worker that is silent for so long has lost what it held."""
 
 MAX_CHUNKS_PER_CALL: Final = 1000
 """Of one request in one publish (Lua's stack is finite): after an outage the rest follows in the next call."""
+
+OFFER_MS: Final = 1500
+"""So long after a claim a worker may be handed what it has room for."""
 
 _LONGEST_WAIT_S: Final = 5.0
 
@@ -71,6 +83,7 @@ class WorkerBroker:
     ) -> None:
         self.model = model
         self.worker_id = worker_id
+        self._url = url
         self.lease_ms = lease_ms
         self._prefix = keys.model_prefix(model)
         self._timeout_s = timeout_s
@@ -129,24 +142,37 @@ class WorkerBroker:
         async with bounded(self._timeout_s), self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(f"{self._prefix}worker:{self.worker_id}")
             pipe.zrem(self._prefix + "workers", self.worker_id)
+            pipe.zrem(self._prefix + "offers", self.worker_id)
             await pipe.execute()
 
     async def withdraw(self) -> bool:
         """The same of a worker that goes for good. True: it was the model's last, and the model is gone with it."""
         return bool(await self._call("withdraw", (self.worker_id, keys.WORKER_TTL_MS)))
 
-    async def claim(self, count: int, *, extra: int = 0, put_aside: int = 0) -> list[Claim]:
+    async def claim(
+        self, count: int, *, extra: int = 0, put_aside: int = 0, offers: bool = False
+    ) -> list[Claim]:
         """Up to `count` requests, in order: no more than can start now.
 
         And up to `extra` more of classes better than `put_aside`, for which the worker would put aside
         what it runs of that class. Requests for an adapter that the registered card doesn't name are left
         to others.
+
+        `offers`: for OFFER_MS from now, or until its next claim, the worker takes what is `handed` to it as well, as
+        many as it has room for after these.
         """
+        # A cluster's nodes pass messages on to each other: there nobody knows whether the worker hears.
+        offer_ms = OFFER_MS if offers and not is_cluster(self._redis) else 0
         reply = await self._call(
-            "claim", [self.worker_id, count, self.lease_ms, extra, put_aside, *self._adapters]
+            "claim", [self.worker_id, count, self.lease_ms, extra, put_aside, offer_ms, *self._adapters]
         )
         now_ms = int(reply[0])
         return [_claim(entry, now_ms) for entry in reply[1:]]
+
+    def handed(self) -> Channel[Claim]:
+        """Requests that it has offered to take, in the moment in which they come: it holds each from then on."""
+        channel = keys.hand_channel(self.model, self.worker_id)
+        return Channel(self._url, channel, _handed, timeout_s=self._timeout_s)
 
     async def wait_for_work(self, timeout_s: float) -> bool:
         """True as soon as a request is queued, False after `timeout_s` (at most 5): a hint to claim."""
@@ -200,6 +226,25 @@ class WorkerBroker:
     async def _call(self, verb: str, args: Sequence[str | bytes | int]) -> Any:
         async with bounded(self._timeout_s, caller=self._scripts):
             return await scripts.load(verb)(self._scripts, self._prefix, args)
+
+
+def _handed(message: bytes) -> Claim | Gap:
+    """Of one that can't be understood the lease lapses, as of one whose claim can't be."""
+    terms, _, body = message.partition(b"\n")
+    lifetime_ms, rank, counter = terms.split()
+    try:
+        request = decode(body, GenerateRequest)
+    except ProtocolError:
+        return GAP
+    return Claim(
+        request=request,
+        epoch=1,
+        attempt=1,
+        remaining_ms=int(lifetime_ms),
+        logged_token_ids=(),
+        tier_class=int(rank),
+        counter=float(counter),
+    )
 
 
 def _claim(entry: Sequence[Any], now_ms: int) -> Claim:

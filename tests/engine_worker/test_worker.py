@@ -245,3 +245,25 @@ async def test_a_whole_answer_comes_in_few_chunks_and_goes_on_elsewhere_all_the_
     assert len(log) < 100
     (event,) = await usage_events(redis_url, model)
     assert (event.completion_tokens, event.attempts) == (300, 1)
+
+
+async def test_what_comes_while_it_stops_is_served_or_left_to_others(start, gateway, make, model):
+    for n in range(5):
+        running = start(worker_id=f"w{n}")
+        await put(gateway, make(f"first-{n}"))
+        await until(finished(gateway, model, f"first-{n}"))
+        names = [f"r{n}-{k}" for k in range(30)]
+
+        async def ask(names: list[str] = names) -> None:
+            for name in names:
+                await put(gateway, make(name))
+
+        asking = asyncio.create_task(ask())
+        while (await gateway.request_state(model, f"first-{n}")).state != "finished" or not asking.done():
+            await asyncio.sleep(0.002)
+            running.worker.stop()
+        await asking
+        assert await running.task == 0
+        states = {name: (await gateway.request_state(model, name)).state for name in names}
+        assert set(states.values()) <= {"finished", "queued"}
+        assert states[names[0]] == "finished"

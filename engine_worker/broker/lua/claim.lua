@@ -12,15 +12,16 @@
 -- ARGV[3]   lease, ms
 -- ARGV[4]   how many more it would start by putting aside what is of the class in ARGV[5] or below
 -- ARGV[5]   the best class that it would put aside, integer: only better ones come beyond ARGV[2]
--- ARGV[6..] LoRA adapters that the worker has: requests for others are left to whoever has those
+-- ARGV[6]   for so long, ms, requests may be handed to the worker without being asked for (see enqueue), as many as
+--           are left of ARGV[2]; 0: none
+-- ARGV[7..] LoRA adapters that the worker has: requests for others are left to whoever has those
 -- Returns   {server time ms, {body, epoch, attempt, deadline server ms, {log entry, ...}, class, counter,
 --            ms in the queue before its first claim}, ...}
--- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000 0 0
+-- Example   EVALSHA sha 1 weir:{m:smollm2}: w1 4 10000 0 0 1500
 --@include request
 local worker, count, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local extra, put_aside = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 local PASS_EVERY = 4
-local PACE_KEPT = 30000
 local NEWEST = 0.1 -- share of the latest interval in the mean
 local DEPTH = 16 -- so many of a line, and so many lines of a tier, are looked at for one that can be served here
 -- The next flood is to find it, and the first claims of a backlog mend it where it is too short. Where it is too long
@@ -30,7 +31,7 @@ local reply = { now }
 local ended = 0
 local any_waits -- as the last look at the tiers found, where nothing was changed since
 local adapters = { [''] = true }
-for i = 6, #ARGV do adapters[ARGV[i]] = true end
+for i = 7, #ARGV do adapters[ARGV[i]] = true end
 
 local function is_servable(id) return adapters[redis.call('HGET', request_key(id), 'adapter') or ''] end
 
@@ -103,14 +104,8 @@ while ended < 64 do
   else
     local key = request_key(id)
     local more = redis.call('HMGET', key, 'standing', 'claimed', 'body')
-    local owed = owed_for_output(request, math.max(request.tokens, expected_output(request)))
-    if request.epoch == 0 then
-      owed = owed + cost(W_IN * request.prompt_tokens, request.weight)
-      local places = tonumber(more[1] or 0) + 1
-      redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant, (now - request.created) / places,
-        'PX', PACE_KEPT)
-    end
-    charge(request.rank, request.tenant, owed)
+    charge(request.rank, request.tenant, owed_at_claim(request))
+    if request.epoch == 0 then note_pace(request, tonumber(more[1] or 0)) end
     local claimed = tonumber(more[2] or now)
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1, 'claimed', claimed, 'had', now,
@@ -139,6 +134,16 @@ if not any_waits then
   if since or left == 0 then redis.call('DEL', prefix .. 'moved') end
 elseif left > 0 then
   redis.call('SET', prefix .. 'moved', now, 'PX', PACE_KEPT)
+end
+
+-- What else the worker has room for: whoever comes while nothing waits need not wait to be asked for.
+local offers, more_room = prefix .. 'offers', count - left
+if more_room > 0 and tonumber(ARGV[6]) > 0 then
+  redis.call('ZADD', offers, more_room, worker)
+  redis.call('PEXPIRE', offers, 60000)
+  redis.call('SET', prefix .. 'offer:' .. worker, lease, 'PX', ARGV[6])
+else
+  redis.call('ZREM', offers, worker)
 end
 
 publish_told()

@@ -33,11 +33,15 @@ end
 -- Waits are told from means, and half of what a mean promises comes later: of the longest wait so much is given away.
 local PROMISED = 0.6
 local line, max_wait = prefix .. 'line:' .. rank .. ':' .. tenant, tonumber(ARGV[15])
-local longest = PROMISED * max_wait
-local standing = redis.call('ZCARD', line)
--- What one place in this line took lately, ms; forgotten when it says nothing of the present. And in the whole queue.
-local paces = redis.call('MGET', prefix .. 'pace:' .. rank .. ':' .. tenant, prefix .. 'interval')
-local pace, interval = tonumber(paces[1] or nil), tonumber(paces[2] or nil)
+local tier, longest = prefix .. 'tier:' .. rank, PROMISED * max_wait
+local best = best_waiting()
+local standing, in_tier, pace, interval = 0, 0, nil, nil
+if best then
+  standing, in_tier = redis.call('ZCARD', line), redis.call('ZCARD', tier)
+  -- What one place in this line took lately, ms; forgotten when it says nothing of the present. And in the whole queue.
+  local paces = redis.call('MGET', prefix .. 'pace:' .. rank .. ':' .. tenant, prefix .. 'interval')
+  pace, interval = tonumber(paces[1] or nil), tonumber(paces[2] or nil)
+end
 
 local function full(scope, queue, size, bound)
   if size < bound then return nil end
@@ -49,8 +53,6 @@ local function full(scope, queue, size, bound)
   end
   return { 'full', scope, math.max(1000, math.min(math.ceil(retry), 30000)) }
 end
-local tier = prefix .. 'tier:' .. rank
-local in_tier = redis.call('ZCARD', tier)
 local refusal = full('tier', tier, in_tier, tonumber(ARGV[9]))
   or full('tenant', line, standing, tonumber(ARGV[10]))
 if not refusal and standing > 0 and pace and pace * (standing + 1) > longest then
@@ -68,13 +70,43 @@ if refusal then return refusal end
 local request = {
   id = id, rank = rank, tenant = tenant, arrival = redis.call('INCR', prefix .. 'arrivals'),
   deadline = now + tonumber(ARGV[7]), created = now, max_wait = max_wait, epoch = 0,
-  tokens = 0, lives = 1, at_workers = 0,
+  tokens = 0, lives = 1, at_workers = 0, charged = 0, prompt_tokens = tonumber(ARGV[6]),
+  weight = tonumber(ARGV[14]), max_output = tonumber(ARGV[17] or 0),
 }
-redis.call('HSET', request_key(id), 'state', 'queued', 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
+local fields = { 'body', ARGV[2], 'usage', ARGV[3], 'rank', rank,
   'tenant', tenant, 'prompt_tokens', ARGV[6], 'arrival', request.arrival, 'deadline', request.deadline,
   'channels', ARGV[8], 'created', now, 'retention', ARGV[11], 'max_attempts', ARGV[12], 'call', ARGV[13],
   'weight', ARGV[14], 'max_wait', ARGV[15], 'standing', standing, 'lifetime', ARGV[7], 'adapter', ARGV[16] or '',
-  'max_output', ARGV[17] or 0, 'decision', ARGV[18] or '', 'epoch', 0, 'attempts', 0, 'tokens', 0, 'charged', 0)
-local best = join_queue(request)
+  'max_output', ARGV[17] or 0, 'decision', ARGV[18] or '', 'tokens', 0 }
+
+-- Where nothing waits, nor is put off, and a worker has said in its last claim that it has room, that worker gets the
+-- request at once, the one with the most room: it is what its next claim would give it. Who does not hear it (the
+-- message is told to nobody) has gone, and the request waits for another.
+local HANDED_MAX = 65536 -- bytes: what is longer does not fill a slow worker's connection
+
+local function hand_over()
+  if best or (ARGV[16] or '') ~= '' or #ARGV[2] > HANDED_MAX then return false end
+  local offers = prefix .. 'offers'
+  local worker = redis.call('ZRANGE', offers, -1, -1)[1]
+  if not worker or leaves_at(request) <= now or redis.call('EXISTS', prefix .. 'delayed') == 1 then return false end
+  local lease = redis.call('GET', prefix .. 'offer:' .. worker)
+  local counter = lease and counter_of(rank, tenant)
+  local told = lease and string.format('%s %s %.17g\n', ARGV[7], rank, counter) .. ARGV[2]
+  if not told or redis.call('PUBLISH', prefix .. 'hand:' .. worker, told) == 0 then
+    redis.call('ZREM', offers, worker)
+    return false
+  end
+  if tonumber(redis.call('ZINCRBY', offers, -1, worker)) <= 0 then redis.call('ZREM', offers, worker) end
+  take_turn_at_once(rank, tenant, counter, owed_at_claim(request))
+  note_pace(request, 0)
+  redis.call('HSET', request_key(id), 'state', 'running', 'worker', worker, 'epoch', 1, 'attempts', 1,
+    'claimed', now, 'had', now, 'lease', lease, 'charged', request.charged, unpack(fields))
+  redis.call('ZADD', prefix .. 'leases', now + tonumber(lease), id)
+  return true
+end
+
+if hand_over() then return { 'ok', 0 } end
+redis.call('HSET', request_key(id), 'state', 'queued', 'epoch', 0, 'attempts', 0, 'charged', 0, unpack(fields))
+join_queue(request, best)
 if in_tier == 0 and (not best or tonumber(best) > tonumber(rank)) then return { 'ok', 0 } end
 return { 'ok', position(request) }

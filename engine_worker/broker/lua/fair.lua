@@ -40,6 +40,13 @@ local function expected_output(request)
   return mean and math.min(math.ceil(mean / 1000), request.max_output) or 0
 end
 
+-- What a tenant is charged when its request is claimed.
+local function owed_at_claim(request)
+  local owed = owed_for_output(request, math.max(request.tokens, expected_output(request)))
+  if request.epoch == 0 then owed = owed + cost(W_IN * request.prompt_tokens, request.weight) end
+  return owed
+end
+
 local function learn_length(request)
   local key = prefix .. 'lengths:' .. request.rank
   local latest, known = 1000 * request.tokens, redis.call('HMGET', key, request.tenant, '')
@@ -48,14 +55,27 @@ local function learn_length(request)
   redis.call('PEXPIRE', key, COUNTERS_KEPT)
 end
 
+-- The counter with which a tenant comes back from idle, and what it was before, or nil. `least` is that of those that
+-- wait, or nil where none waits.
+local function counter_of(rank, tenant, least)
+  local floor = tonumber(least or redis.call('GET', prefix .. 'level:' .. rank) or 0)
+  local before = tonumber(redis.call('ZSCORE', prefix .. 'served:' .. rank, tenant) or nil)
+  return math.max(floor, before or 0), before
+end
+
+-- As a turn that nobody else waits for.
+local function take_turn_at_once(rank, tenant, counter, owed)
+  local served = prefix .. 'served:' .. rank
+  redis.call('SET', prefix .. 'level:' .. rank, counter, 'PX', COUNTERS_KEPT)
+  redis.call('ZADD', served, counter + owed, tenant)
+  redis.call('PEXPIRE', served, COUNTERS_KEPT)
+end
+
 -- The tenant has something to wait for: it takes its place among the others.
 local function take_turns(rank, tenant)
   local turns, served = prefix .. 'turns:' .. rank, prefix .. 'served:' .. rank
   if redis.call('ZSCORE', turns, tenant) then return end
-  local least = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2]
-  local floor = tonumber(least or redis.call('GET', prefix .. 'level:' .. rank) or 0)
-  local before = tonumber(redis.call('ZSCORE', served, tenant) or nil)
-  local counter = math.max(floor, before or 0)
+  local counter, before = counter_of(rank, tenant, redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2])
   redis.call('ZADD', turns, counter, tenant)
   if counter ~= before then redis.call('ZADD', served, counter, tenant) end
   redis.call('PEXPIRE', served, COUNTERS_KEPT)

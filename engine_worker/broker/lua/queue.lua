@@ -15,10 +15,12 @@ local function hint(list, what, kept)
   redis.call('PEXPIRE', prefix .. list, kept)
 end
 
+-- The best rank that has a backlog, or nil.
+local function best_waiting() return redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1] end
+
 -- A request that comes back keeps its arrival number, and so stands before all that came after it.
--- Returns the best rank that had a backlog before, or nil.
-local function join_queue(request)
-  local best = redis.call('ZRANGE', prefix .. 'tiers', 0, 0)[1]
+-- `best` is the best rank that had a backlog before, or nil.
+local function join_queue(request, best)
   if not best or tonumber(request.rank) < tonumber(best) then
     -- For workers that are full of what is worse: the only one of its class, or of a better one, that waits.
     hint('better', request.rank, 5000)
@@ -29,7 +31,6 @@ local function join_queue(request)
   redis.call('ZADD', prefix .. 'deadlines', leaves_at(request), request.id)
   take_turns(request.rank, request.tenant)
   hint('wake', 1, 60000)
-  return best
 end
 
 local function leave_line(request)
@@ -37,8 +38,11 @@ local function leave_line(request)
   local line = prefix .. 'line:' .. request.rank .. ':' .. request.tenant
   redis.call('ZREM', tier, request.id)
   redis.call('ZREM', line, request.id)
-  if redis.call('EXISTS', line) == 0 then redis.call('ZREM', prefix .. 'turns:' .. request.rank, request.tenant) end
-  if redis.call('EXISTS', tier) == 0 then redis.call('ZREM', prefix .. 'tiers', request.rank) end
+  local is_last = redis.call('EXISTS', tier) == 0
+  if is_last then redis.call('ZREM', prefix .. 'tiers', request.rank) end
+  if is_last or redis.call('EXISTS', line) == 0 then
+    redis.call('ZREM', prefix .. 'turns:' .. request.rank, request.tenant)
+  end
   redis.call('ZREM', prefix .. 'deadlines', request.id)
 end
 
@@ -64,8 +68,16 @@ end
 local function recall_due(limit)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'delayed', '-inf', now, 'LIMIT', 0, limit)) do
     redis.call('ZREM', prefix .. 'delayed', id)
-    join_queue(find(id))
+    join_queue(find(id), best_waiting())
   end
+end
+
+-- What one place of a line took, told when its request is first claimed; kept while it says something of the present.
+local PACE_KEPT = 30000
+
+local function note_pace(request, standing)
+  redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant,
+    (now - request.created) / (standing + 1), 'PX', PACE_KEPT)
 end
 
 -- About how many requests go before this queued one: all of better tiers, those before it in its own

@@ -139,7 +139,7 @@ local function give_back(request, heard, failed, code, message)
     charge(request.rank, request.tenant, owed_for_output(request, request.tokens))
     redis.call('HSET', request_key(request.id), 'state', 'queued', 'attempts', request.attempts,
       'charged', request.charged)
-    if failed then put_off(request) else join_queue(request) end
+    if failed then put_off(request) else join_queue(request, best_waiting()) end
     return 'queued'
   end
   return 'finished'

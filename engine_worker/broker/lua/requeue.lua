@@ -18,5 +18,5 @@ request.deadline = now + tonumber(redis.call('HGET', key, 'lifetime') or 300000)
 request.lives = request.lives + 1
 redis.call('HSET', key, 'state', 'queued', 'attempts', 0, 'deadline', request.deadline,
   'lives', request.lives, 'billed', request.tokens)
-join_queue(request)
+join_queue(request, best_waiting())
 return 'queued'

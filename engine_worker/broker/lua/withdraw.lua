@@ -11,6 +11,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 redis.call('DEL', prefix .. 'worker:' .. ARGV[1])
 redis.call('ZREM', prefix .. 'workers', ARGV[1])
+redis.call('ZREM', prefix .. 'offers', ARGV[1])
 redis.call('ZREMRANGEBYSCORE', prefix .. 'workers', '-inf', now - tonumber(ARGV[2]))
 if redis.call('EXISTS', prefix .. 'workers') == 1 then return 0 end
 redis.call('DEL', prefix .. 'card')

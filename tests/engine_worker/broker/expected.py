@@ -25,6 +25,8 @@ class Expected:
     max_output: int = 0
     charged: int = 0
     """So much output is in the counter."""
+    counter: int = 0
+    """Of its tenant, when it was handed over."""
     is_cancelled: bool = False
     end: str | None = None
 

@@ -1,6 +1,6 @@
 """The request's state machine, searched by hypothesis against the real server.
 
-Any order of enqueue, claim, publish, finish, cancel, lapse, back-off, hand-back, sweep, death, and
+Any order of enqueue, claim, hand-over, publish, finish, cancel, lapse, back-off, hand-back, sweep, death, and
 an operator's requeue and drop, by workers that may be slow, repeat themselves or have lost what
 they hold: between any two steps a worker may as well have died; and in a second run the server
 does. After each step the server agrees with a plain model of what should be, and:
@@ -42,6 +42,7 @@ class Requests(RuleBasedStateMachine):
     requests = Bundle("requests")
     claims = Bundle("claims")
     """Also those that were lost since: a slow worker goes on using them."""
+    can_offer = True
 
     @initialize()
     def connect(self) -> None:
@@ -58,6 +59,10 @@ class Requests(RuleBasedStateMachine):
         self.worker = WorkerBroker(
             self.url, model=self.model, worker_id="w", lease_ms=3_600_000, timeout_s=10
         )
+        self.handed = self.worker.handed()
+        self.runner.run(self.handed.__aenter__())
+        self.has_offered = False
+        self.on_the_way: list[str] = []
 
     def server_url(self) -> str:
         return os.environ["REDIS_URL"]
@@ -69,6 +74,7 @@ class Requests(RuleBasedStateMachine):
 
     async def _disconnect(self) -> None:
         await self.gateway.aclose()
+        await self.handed.__aexit__(None, None, None)
         await self.worker.aclose()
         await self.operator.aclose()
         async with Redis.from_url(self.url, protocol=2) as client:
@@ -102,33 +108,47 @@ class Requests(RuleBasedStateMachine):
             self.gateway.enqueue(request, **bounds, weight=WEIGHTS[tenant], max_attempts=MAX_ATTEMPTS)
         )
         self._join(rank, tenant)
-        self.expected[request_id] = Expected(
+        is_handed = self.has_offered and not any(e.state == "queued" for e in self.expected.values())
+        self.expected[request_id] = expected = Expected(
             rank=rank, arrival=len(self.expected), tenant=tenant, max_output=max_output
         )
-        assert 0 <= queued.position < len(self._queue())
+        if is_handed:
+            self.has_offered = False
+            expected.counter = self._claimed(expected)
+            self.on_the_way.append(request_id)
+            assert queued.position == 0
+        else:
+            assert 0 <= queued.position < len(self._queue())
         return request_id
 
-    @rule(target=claims)
-    def claim(self) -> Claim | None:
+    @rule(target=claims, offers=st.booleans())
+    def claim(self, offers: bool) -> Claim | None:
         head = self._head()
-        claims = self.runner.run(self.worker.claim(1))
+        claims = self.runner.run(self.worker.claim(1, offers=offers and self.can_offer))
+        self.has_offered = offers and self.can_offer and not claims
         if head is None:
             assert claims == []
             return None
         (claim,) = claims
         assert claim.request.request_id == head
         expected = self.expected[head]
-        counters = self.counters[expected.rank]
-        assert (claim.tier_class, claim.counter) == (expected.rank, counters.served[expected.tenant])
-        counters.level = counters.served[expected.tenant]
-        if expected.epoch == 0:
-            counters.served[expected.tenant] += cost(expected.tenant, PROMPT)
-        counters.charge_output(expected, max(len(expected.output), counters.expected_output(expected)))
-        expected.state = "running"
-        expected.epoch += 1
-        expected.attempts += 1
+        assert claim.counter == self._claimed(expected)
+        assert claim.tier_class == expected.rank
         assert (claim.epoch, claim.attempt) == (expected.epoch, expected.attempts)
         assert list(claim.logged_token_ids) == expected.output
+        return claim
+
+    @rule(target=claims)
+    def take(self) -> Claim | None:
+        """What was handed over, however much later: it may be another's by now, or over."""
+        if not self.on_the_way:
+            return None
+        claim = self.runner.run(anext(self.handed))
+        assert isinstance(claim, Claim)
+        expected = self.expected[self.on_the_way.pop(0)]
+        assert self.expected[claim.request.request_id] is expected
+        assert (claim.tier_class, claim.counter) == (expected.rank, expected.counter)
+        assert (claim.epoch, claim.attempt, claim.logged_token_ids) == (1, 1, ())
         return claim
 
     @rule(claim=claims, count=st.integers(0, 3), repeat=st.booleans())
@@ -310,6 +330,18 @@ class Requests(RuleBasedStateMachine):
         ]
         return min(queued)[-1] if queued else None
 
+    def _claimed(self, expected: Expected) -> int:
+        """It runs from now on. Returns its tenant's counter when its turn came."""
+        counters = self.counters[expected.rank]
+        counters.level = counter = counters.served[expected.tenant]
+        if expected.epoch == 0:
+            counters.served[expected.tenant] += cost(expected.tenant, PROMPT)
+        counters.charge_output(expected, max(len(expected.output), counters.expected_output(expected)))
+        expected.state = "running"
+        expected.epoch += 1
+        expected.attempts += 1
+        return counter
+
     def _join(self, rank: int, tenant: str) -> None:
         self.counters[rank].join(tenant, self._waiting(rank))
 
@@ -369,6 +401,7 @@ class RequestsOfADyingServer(Requests):
     """The same on a server that is killed between steps, and keeps what it answered."""
 
     server: DurableValkey
+    can_offer = False  # when its worker hears it again is another matter
 
     def server_url(self) -> str:
         return self.server.url
@@ -383,6 +416,14 @@ TestRequestsOfADyingServer = pytest.mark.usefixtures("dying_server")(RequestsOfA
 TestRequestsOfADyingServer.settings = settings(
     max_examples=5, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lasting_offers() -> Iterator[None]:
+    """However much time lies between two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine_worker.broker.worker.OFFER_MS", 3_600_000)
+        yield
 
 
 @pytest.fixture(scope="module")
