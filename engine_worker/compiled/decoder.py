@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +15,12 @@ from torch import Tensor
 from engine_worker.attention.interface import KVShape, Segment, zeroed
 from engine_worker.compiled import attention, dot, product, team
 from engine_worker.compiled.forward import LAYER, STAGES, STAGES_PER_LAYER, STEP, grouped, run_step
+from engine_worker.compiled.low_rank import LowRanks
 from engine_worker.compiled.product import DOT
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LEVEL
 from engine_worker.compiled.vector import MAX_ROWS, WIDTH
 from engine_worker.config import Precision
+from engine_worker.runner.adapters import LowRank
 from engine_worker.runner.model_loader import LoadedModel
 
 log = structlog.get_logger(__name__)
@@ -33,7 +35,14 @@ class CompiledDecoder:
     `keys`, `values`: uint8[layers, blocks, heads, bytes], see `attention`.
     """
 
-    def __init__(self, loaded: LoadedModel, shape: KVShape, precision: Precision, threads: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        shape: KVShape,
+        precision: Precision,
+        threads: int,
+        adapters: Mapping[str, Mapping[str, LowRank]] | None = None,
+    ) -> None:
         model, config = loaded.model, loaded.model.config
         began, kind = time.perf_counter(), _KIND[precision]
         self._threads = threads
@@ -52,6 +61,7 @@ class CompiledDecoder:
         self._lead = _padded(self._size)
         self._inner = _padded(config.intermediate_size)
         self._embedding = model.model.embed_tokens.weight.detach().clone()
+        self._low_ranks = LowRanks(adapters or {}, shape.num_layers)
         lm_head = self._keep(product.pack(model.lm_head.weight.detach(), kind))
         self._layers = np.zeros(shape.num_layers, LAYER)
         for number, layer in enumerate(model.model.layers):
@@ -141,6 +151,7 @@ class CompiledDecoder:
             task_list=plan.tasks.ctypes.data,
             tasks=len(plan.tasks),
             sampled=wanted.ctypes.data,
+            adapters=self._low_ranks.select(segments, tiles * rows),
             counters=self._counters.ctypes.data,
             logits=self._logits.data_ptr(),
         )

@@ -15,18 +15,24 @@ from numpy.typing import NDArray
 
 from engine_worker.compiled.attention import attend, store
 from engine_worker.compiled.dot import GROUP, quantise
-from engine_worker.compiled.memory import floats, ints, record_reader
+from engine_worker.compiled.low_rank import (
+    DOWN,
+    GATE,
+    KEY,
+    OUT,
+    QUERY,
+    VALUE,
+    has_adapter,
+    lowered,
+    raised,
+)
+from engine_worker.compiled.memory import floats, ints, record, record_reader
 from engine_worker.compiled.pointwise import scaled, sum_of_squares
 from engine_worker.compiled.product import DOT, gated, linear
 from engine_worker.compiled.team import barrier, clock, take, thread_count, thread_number
 from engine_worker.compiled.vector import LANES, WIDTH
 
-
-def _record(*names: str) -> np.dtype[Any]:
-    return np.dtype([(name, np.int64) for name in names])
-
-
-LAYER: Final = _record(
+LAYER: Final = record(
     # Addresses of packed weights and float32 vectors; 0: this model has none.
     "input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "out", "out_bias",
     "post_norm", "gate_up", "down", "keys", "values", "window",
@@ -46,7 +52,7 @@ STEP: Final = np.dtype(
                 # the step: how many, and addresses
                 "tokens", "tiles", "rows", "samples", "sample_tiles", "sample_rows", "tasks",
                 "cos", "sin", "blocks", "offsets", "segments", "num_segments", "tables", "task_list",
-                "sampled", "counters", "arrived", "times",
+                "sampled", "adapters", "counters", "arrived", "times",
                 # buffers
                 "hidden", "operand", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
             )
@@ -141,10 +147,47 @@ def _rotate(
 
 
 @njit(nogil=True)
-def _place(step: Any, layer: Any, token: int) -> None:
+def _of_tiles(tiled: int, token: int, depth: int, rows: int, scratch: int) -> int:
+    """One token's row out of [tiles][depth][rows], in `scratch`."""
+    source, row = floats(tiled + 4 * (token // rows) * depth * rows, depth * rows), floats(scratch, depth)
+    for i in range(depth):
+        row[i] = source[i * rows + token % rows]
+    return scratch
+
+
+@njit(nogil=True)
+def _add_out(step: Any, number: int, token: int, scratch: int) -> None:
+    """What a token's adapter adds to the output of its attention."""
+    depth = step.heads * step.head_dim
+    if step.kind == DOT:
+        row = step.attended + 4 * token * grouped(depth)
+    else:
+        row = _of_tiles(step.attended, token, depth, step.rows, scratch)
+    lowered(step.adapters, number, token, OUT, 1, row)
+    raised(step.adapters, number, token, OUT, 0, step.hidden + 4 * token * step.lead)
+
+
+@njit(nogil=True)
+def _add_down(step: Any, number: int, token: int, scratch: int) -> None:
+    """What a token's adapter adds to the output of its MLP."""
+    if step.kind == DOT:
+        row = step.gated + 4 * token * grouped(step.inner)
+    else:
+        row = _of_tiles(step.gated, token, width_panels(step.inner) * WIDTH, step.rows, scratch)
+    lowered(step.adapters, number, token, DOWN, 1, row)
+    raised(step.adapters, number, token, DOWN, 0, step.hidden + 4 * token * step.lead)
+
+
+@njit(nogil=True)
+def _place(step: Any, layer: Any, number: int, token: int) -> None:
     """One token's query, key and value: normed and rotated; key and value to the cache."""
     dim, heads, kv_heads = step.head_dim, step.heads, step.kv_heads
-    line = floats(step.qkv + 4 * token * qkv_lead(step), qkv_lead(step))
+    at = step.qkv + 4 * token * qkv_lead(step)
+    if has_adapter(step.adapters, token):
+        raised(step.adapters, number, token, QUERY, 0, at)
+        raised(step.adapters, number, token, KEY, 1, at + 4 * heads * dim)
+        raised(step.adapters, number, token, VALUE, 2, at + 4 * (heads + kv_heads) * dim)
+    line = floats(at, qkv_lead(step))
     cos, sin = (
         floats(step.cos + 4 * token * step.rotary, step.rotary),
         floats(step.sin + 4 * token * step.rotary, step.rotary),
@@ -210,7 +253,12 @@ def _run(step: Any, thread: int, threads: int) -> None:
         layer = layers[number]
         for token in range(first, last):
             at = step.hidden + 4 * token * lead
+            adapted = has_adapter(step.adapters, token)
+            if adapted and number > 0:
+                _add_down(step, number - 1, token, scratch)
             _norm_to_operand(step, at, layer.input_norm, token, step.rows, scratch)
+            if adapted:
+                lowered(step.adapters, number, token, QUERY, 3, scratch)
         now = _meet(step, thread, threads, _NORM, now)
         linear(
             counter, threads, step.operand, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
@@ -218,7 +266,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
         )  # fmt: skip
         now = _meet(step, thread, threads, _QKV, now)
         for token in range(first, last):
-            _place(step, layer, token)
+            _place(step, layer, number, token)
         now = _meet(step, thread, threads, _PLACE, now)
         _attention(step, layer, counter + 8, scratch)
         now = _meet(step, thread, threads, _ATTENTION, now)
@@ -235,13 +283,18 @@ def _run(step: Any, thread: int, threads: int) -> None:
         now = _meet(step, thread, threads, _OUT, now)
         for token in range(first, last):
             at = step.hidden + 4 * token * lead
+            adapted = has_adapter(step.adapters, token)
+            if adapted:
+                _add_out(step, number, token, scratch)
             if layer.out_bias != 0:
                 floats(at, size)[:] += floats(layer.out_bias, size)
             _norm_to_operand(step, at, layer.post_norm, token, step.rows, scratch)
+            if adapted:
+                lowered(step.adapters, number, token, GATE, 2, scratch)
         now = _meet(step, thread, threads, _NORM, now)
         gated(
             counter + 24, threads, step.operand, step.tiles, step.rows, size, layer.gate_up, kind,
-            width_panels(step.inner), step.gated, grouped(step.inner), scratch,
+            width_panels(step.inner), step.gated, grouped(step.inner), step.adapters, number, scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _GATE_UP, now)
         if rounded:
@@ -258,6 +311,8 @@ def _run(step: Any, thread: int, threads: int) -> None:
         counter += 8 * STAGES_PER_LAYER
     sampled = ints(step.sampled, step.samples)
     for row in range(step.samples * thread // threads, step.samples * (thread + 1) // threads):
+        if has_adapter(step.adapters, sampled[row]):
+            _add_down(step, step.num_layers - 1, sampled[row], scratch)
         at = step.hidden + 4 * sampled[row] * lead
         _norm_to_operand(step, at, step.final_norm, row, step.sample_rows, scratch)
     now = _meet(step, thread, threads, _NORM, now)

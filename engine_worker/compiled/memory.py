@@ -45,6 +45,11 @@ def int8s(address: int, count: int) -> Any:
     return carray(_byte_pointer(address), (count,))
 
 
+def record(*names: str) -> np.dtype[Any]:
+    """Of int64 numbers by name: counts and addresses."""
+    return np.dtype([(name, np.int64) for name in names])
+
+
 def record_reader(dtype: np.dtype[Any]) -> Any:
     """A function from (address, count) to the records of `dtype` there."""
     pointer = _pointer_to(from_dtype(dtype))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.compiled import dot
+from engine_worker.compiled.low_rank import GATE, UP, raised_panel
 from engine_worker.compiled.memory import floats
 from engine_worker.compiled.pointwise import silu_gate
 from engine_worker.compiled.team import take
@@ -192,9 +193,11 @@ def gated(
     panels: int,
     y: int,
     ldy: int,
+    adapters: int,
+    layer: int,
     scratch: int,
 ) -> None:
-    """One thread's part of y = silu(x Wg^T) * (x Wu^T).
+    """One thread's part of y = silu(x Wg^T) * (x Wu^T), either product with what `adapters` add in `layer`.
 
     `x`: as `linear`'s; `w`: [panels][2], each panel of Wg followed by that of Wu; `y`: tiled again,
     float32[tiles][panels * WIDTH][rows]; for bytes, which are rounded by rows, float32[tiles * rows][ldy].
@@ -222,6 +225,9 @@ def gated(
                         wide, rows, x + t * of_x, g + stride, depth, other, WIDTH, False, ahead + share, share
                     )
                     ahead += 2 * share
+                    if adapters != 0:
+                        raised_panel(adapters, layer, t * rows, rows, GATE, 0, panel, results)
+                        raised_panel(adapters, layer, t * rows, rows, UP, 1, panel, other)
                     if kind == DOT:
                         target = y + 4 * (t * rows * ldy + panel * WIDTH)
                         silu_gate(results, other, rows, VECTORS, target, ldy)

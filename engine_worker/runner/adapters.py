@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -53,19 +54,35 @@ def load_adapter(directory: Path) -> dict[str, LowRank]:
     for name, good in _WANTED.items():
         if settings.get(name) not in good and name in settings:
             raise UnsupportedModel(f"adapter {directory}: {name}={settings[name]!r} is not served")
-    weights_file = directory / "adapter_model.safetensors"
-    if not weights_file.is_file():
-        raise UnsupportedModel(f"adapter {directory} has no adapter_model.safetensors; pickles are not read")
-    weights = load_file(weights_file)
+    weights = load_file(_weights_file(directory))
     layers: dict[str, LowRank] = {}
     for key in sorted(weights):
-        name, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")
-        if not key.startswith(_PREFIX) or kind not in ("A.weight", "B.weight"):
-            raise UnsupportedModel(f"adapter {directory}: weights {key!r} are not served")
-        if kind == "A.weight":
+        name, kind = _layer(key, directory)
+        if kind == "A":
             down, up = weights[key].float(), weights[key.replace("lora_A", "lora_B")].float()
             layers[name] = LowRank(down, up * _scale(settings, name, len(down)))
     return layers
+
+
+def adapted_layers(directory: Path) -> set[str]:
+    """The names of the layers that an adapter changes, without its weights. Raises as `load_adapter`."""
+    with safe_open(_weights_file(directory), "pt") as weights:
+        return {_layer(key, directory)[0] for key in weights.keys()}  # noqa: SIM118  # no mapping
+
+
+def _weights_file(directory: Path) -> Path:
+    file = directory / "adapter_model.safetensors"
+    if not file.is_file():
+        raise UnsupportedModel(f"adapter {directory} has no adapter_model.safetensors; pickles are not read")
+    return file
+
+
+def _layer(key: str, directory: Path) -> tuple[str, str]:
+    """(name of the layer, "A" or "B") of a name in the file."""
+    name, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")
+    if not key.startswith(_PREFIX) or kind not in ("A.weight", "B.weight"):
+        raise UnsupportedModel(f"adapter {directory}: weights {key!r} are not served")
+    return name, kind[0]
 
 
 def _scale(settings: Mapping[str, Any], layer: str, rank: int) -> float:
@@ -74,6 +91,23 @@ def _scale(settings: Mapping[str, Any], layer: str, rank: int) -> float:
         if re.fullmatch(rf"(.*\.)?({pattern})", layer):
             alpha = own
     return float(alpha / (rank**0.5 if settings.get("use_rslora") else rank))
+
+
+def load_adapters(model: nn.Module, directories: Mapping[str, Path]) -> dict[str, dict[str, LowRank]]:
+    """By the adapter's name, by the layer's. Raises UnsupportedModel if one is not of this model."""
+    loaded = {name: load_adapter(directory) for name, directory in directories.items()}
+    for name, layers in loaded.items():
+        for layer, low_rank in layers.items():
+            try:
+                base = model.get_submodule(layer)
+            except AttributeError:
+                base = None
+            if not isinstance(base, nn.Linear):
+                raise UnsupportedModel(f"adapter {name!r}: the model has no linear layer {layer!r}")
+            shape = (low_rank.up.shape[0], low_rank.down.shape[1])
+            if shape != (base.out_features, base.in_features):
+                raise UnsupportedModel(f"adapter {name!r} is of another model: {layer} has other dimensions")
+    return loaded
 
 
 @dataclass(slots=True)
@@ -107,28 +141,14 @@ class Adapted(nn.Module):
 class Adapters:
     """The adapters of one model, whose layers it wraps. Before they are packed."""
 
-    def __init__(self, model: nn.Module, directories: Mapping[str, Path]) -> None:
+    def __init__(self, model: nn.Module, loaded: Mapping[str, Mapping[str, LowRank]]) -> None:
+        """`loaded`: by name, see `load_adapters`."""
         self._rows = _Rows()
-        loaded = {name: load_adapter(directory) for name, directory in directories.items()}
         for layer in sorted({layer for layers in loaded.values() for layer in layers}):
             added = {name: layers[layer] for name, layers in loaded.items() if layer in layers}
             parent_name, _, own_name = layer.rpartition(".")
-            try:
-                parent = model.get_submodule(parent_name)
-                base = getattr(parent, own_name)
-            except AttributeError:
-                base = None
-            if not isinstance(base, nn.Linear):
-                raise UnsupportedModel(
-                    f"adapter {next(iter(added))!r}: the model has no linear layer {layer!r}"
-                )
-            for name, low_rank in added.items():
-                shape = (low_rank.up.shape[0], low_rank.down.shape[1])
-                if shape != (base.out_features, base.in_features):
-                    raise UnsupportedModel(
-                        f"adapter {name!r} is of another model: {layer} has other dimensions"
-                    )
-            setattr(parent, own_name, Adapted(base, added, self._rows))
+            parent = model.get_submodule(parent_name)
+            setattr(parent, own_name, Adapted(getattr(parent, own_name), added, self._rows))
 
     def select(self, segments: Sequence[Segment]) -> None:
         """For the next forward, whose packed row these segments are."""

@@ -17,7 +17,7 @@ from engine_worker.attention.interface import PLAN, AttentionPlan, KVShape, Segm
 from engine_worker.config import EngineConfig
 from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.runner import group
-from engine_worker.runner.adapters import Adapters
+from engine_worker.runner.adapters import Adapters, adapted_layers, load_adapters
 from engine_worker.runner.lean_model import LeanModel
 from engine_worker.runner.model_loader import LoadedModel
 
@@ -51,7 +51,7 @@ class TorchDecoder:
     """On torch's kernels."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> None:
-        self._adapters = Adapters(loaded.model, config.adapter_dirs())
+        self._adapters = Adapters(loaded.model, load_adapters(loaded.model, config.adapter_dirs()))
         self._logits: _Logits
         if group.size() == 1:
             self._logits = LeanModel(loaded.model, config.precision)
@@ -132,7 +132,8 @@ def _make_decoder(config: EngineConfig, loaded: LoadedModel, shape: KVShape) -> 
         with compiling():
             from engine_worker.compiled.decoder import CompiledDecoder
 
-        return CompiledDecoder(loaded, shape, config.precision, config.thread_count())
+        adapters = load_adapters(loaded.model, config.adapter_dirs())
+        return CompiledDecoder(loaded, shape, config.precision, config.thread_count(), adapters)
     if config.kernels == "compiled":
         raise UnsupportedModel(f"the compiled kernels can't run this: {reason}")
     log.info("decoder.torch_kernels", reason=reason)
@@ -150,11 +151,10 @@ def _not_compiled(config: EngineConfig, loaded: LoadedModel) -> str | None:
     """Why torch's kernels run this model; None if ours do."""
     if config.kernels == "torch":
         return "they were asked for"
-    if config.adapters:
-        return "LoRA adapters need torch's"
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
     # Here and not above: numba is optional.
     from engine_worker.compiled.support import unsupported
 
-    return unsupported(loaded)
+    adapted = set[str]().union(*map(adapted_layers, config.adapter_dirs().values()))
+    return unsupported(loaded, adapted)

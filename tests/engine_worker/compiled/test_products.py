@@ -98,7 +98,7 @@ def test_gated(rows, kind):
     scratch = torch.zeros(product.scratch_floats(depth))
     gated(
         counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), kind, len(panels),
-        y.data_ptr(), lead, scratch.data_ptr(),
+        y.data_ptr(), lead, 0, 0, scratch.data_ptr(),
     )  # fmt: skip
     gate, up = rounded(gate, kind), rounded(up, kind)
     want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)

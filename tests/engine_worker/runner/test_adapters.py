@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from engine_worker.attention.interface import Segment
+from engine_worker.compiled.decoder import CompiledDecoder
+from engine_worker.compiled.support import FAMILIES
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.engine.errors import InvalidRequest, UnsupportedModel
 from engine_worker.runner.adapters import load_adapter
+from engine_worker.runner.decoder import TorchDecoder
 from tests.engine_worker.driving import Driver, request, run_tokens
 from tests.engine_worker.models import greedy, make_tiny_model, reference
 
@@ -41,18 +46,28 @@ def write_adapter(model_dir, directory, config, seed=0):
     for name, parameter in model.named_parameters():
         if "lora_" in name:  # PEFT begins with B = 0, which changes nothing
             parameter.data.normal_(0, 0.3)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, save_embedding_layers=False)
 
 
-@pytest.fixture(scope="module", params=["llama", "phi3", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gemma2"])
 def model_dir(request, tmp_path_factory):
     changes = {"sliding_window": 8} if request.param == "gemma2" else {}
     return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **changes)
 
 
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def kernels(request, model_dir):
+    if request.param == "auto" and family(model_dir) not in FAMILIES:
+        pytest.skip("torch's run this family")
+    return request.param
+
+
+def family(model_dir):
+    return json.loads((model_dir / "config.json").read_text())["model_type"]
+
+
 def targets(model_dir, name):
-    fused = json.loads((model_dir / "config.json").read_text())["model_type"] == "phi3"
-    if fused and name != "everywhere":
+    if family(model_dir) == "phi3" and name != "everywhere":
         return ["qkv_proj"] if name == "attention" else ["gate_up_proj"]
     return CONFIGS[name].target_modules
 
@@ -69,7 +84,7 @@ def adapters(model_dir, tmp_path_factory):
 
 
 @pytest.fixture
-def config(model_dir, adapters):
+def config(model_dir, kernels, adapters):
     listed = ",".join(f"{name}={directory}" for name, directory in adapters.items())
     return EngineConfig(
         model_dir=model_dir,
@@ -77,9 +92,10 @@ def config(model_dir, adapters):
         block_size=4,
         num_kv_blocks=65,
         max_num_seqs=8,
-        max_num_batched_tokens=12,
-        threads=1,
+        max_num_batched_tokens=30,
+        threads=2,
         precision="fp32",
+        kernels=kernels,
     )
 
 
@@ -110,6 +126,47 @@ def test_the_prefix_cache_keeps_adapters_apart(config, adapters):
     assert hits == 0
     assert [run_tokens(built, request(f"b{name}", prompt, 8, adapter=name))[0] for name in names] == first
     assert built.core.stats().cached_prompt_tokens > 0
+
+
+def decoder_of(config):
+    return build(config).core.device.executor.runner.decoder
+
+
+def test_which_kernels(config, model_dir, tmp_path):
+    ours = config.kernels == "auto" and family(model_dir) in FAMILIES
+    assert isinstance(decoder_of(config), CompiledDecoder if ours else TorchDecoder)
+    if ours:
+        write_adapter(model_dir, tmp_path, LoraConfig(r=2, target_modules=["lm_head"]))
+        config = replace(config, adapters=f"a={tmp_path}")
+        assert isinstance(decoder_of(config), TorchDecoder)
+        with pytest.raises(UnsupportedModel, match="an adapter of lm_head"):
+            build(replace(config, kernels="compiled"))
+
+
+def last_logits(decoder, adapter, prompt, *around):
+    """float32[vocab], of `prompt` behind segments of single tokens and before a longer one of the adapters `around`."""
+    singles, after = around[:-1], around[-1:]
+    segments = [Segment(at, 1, 1, [20 + at], name) for at, name in enumerate(singles)]
+    begin, end = len(singles), len(singles) + len(prompt)
+    segments.append(Segment(begin, len(prompt), len(prompt), range(1, 9), adapter))
+    segments += [Segment(end, 9, 9, range(9, 12), name) for name in after]
+    tokens = [*range(begin), *prompt, *range(9 * len(after))]
+    positions = [*[0] * begin, *range(len(prompt)), *range(9 * len(after))]
+    return decoder.forward(tokens, positions, segments, [end - 1])[0].clone()
+
+
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 0.0), ("fp16", 0.01), ("int8", 0.3)])
+def test_on_our_kernels_a_row_depends_on_nothing_around(config, model_dir, precision, error):
+    """Bit for bit, in every precision; and adapters stay in float32, whatever the weights are in."""
+    if config.kernels == "torch" or family(model_dir) not in FAMILIES:
+        pytest.skip("of our kernels alone")
+    exact, decoder = decoder_of(config), decoder_of(replace(config, precision=precision))
+    for name in ("everywhere", "attention", "mlp"):
+        alone = last_logits(decoder, name, PROMPTS[-1])
+        mixed = last_logits(decoder, name, PROMPTS[-1], "mlp", "", "everywhere", "attention")
+        assert alone.numpy().tobytes() == mixed.numpy().tobytes()
+        want, without = last_logits(exact, name, PROMPTS[-1]), last_logits(exact, "", PROMPTS[-1])
+        assert (alone - want).norm() <= error * (want - without).norm()
 
 
 def test_an_unknown_adapter_is_refused(config):
