@@ -103,14 +103,14 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
 
     async def _run(self, frame: frames.Start | frames.Resume) -> None:
         try:
-            pace = Pace()
+            pace, from_seq = Pace(), 0
             if isinstance(frame, frames.Start):
                 generation = await self._start(frame)
             else:
                 generation = await self._resume(frame)
-                pace = Pace(is_resumed=True)
+                pace, from_seq = Pace(is_resumed=True), frame.from_seq
             self._generations[frame.id] = generation
-            await self._relay(frame.id, generation, pace)
+            await self._relay(frame.id, generation, pace, from_seq)
         except ApiError as error:
             await self._error(frame.id, error)
         except Exception as error:
@@ -166,7 +166,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         await self._send(frames.Started(id=frame.id, request_id=frame.request_id, model=served.card.model))
         return generation
 
-    async def _relay(self, frame_id: str, generation: Generation, pace: Pace) -> None:
+    async def _relay(self, frame_id: str, generation: Generation, pace: Pace, from_seq: int) -> None:
         began_at = timezone.now()
         while generation.finish is None:
             chunk = await generation.next(_SILENCE_S)
@@ -178,6 +178,11 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                     frames.Delta(id=frame_id, seq=chunk.seq, text=chunk.text, tokens=len(chunk.token_ids))
                 )
         finish = generation.finish
+        if from_seq > finish.completion_tokens:
+            raise InvalidRequest(
+                f"from_seq is {from_seq}, but the answer ends after token {finish.completion_tokens}.",
+                param="from_seq",
+            )
         await self._send(
             frames.UsageFrame(
                 id=frame_id,

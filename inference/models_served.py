@@ -68,6 +68,8 @@ class ModelCatalogue:
         """The operator unloaded them: not here, whoever names them."""
         self._leaving: frozenset[str] = frozenset()
         """The operator is unloading them: what runs goes on, and nothing begins."""
+        self._is_without_any = False
+        """No worker has registered one here yet: nobody can tell which there will be."""
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
@@ -121,7 +123,7 @@ class ModelCatalogue:
                 code=_UNAVAILABLE,
                 retry_after_ms=60_000,
             )
-        if model is None and (name in self._withdrawn or not is_expected):
+        if model is None and (name in self._withdrawn or not (is_expected or self._is_without_any)):
             raise _not_found(asked)
         if model is None or not self._is_alive(name):
             raise _no_worker(name)
@@ -227,6 +229,7 @@ class ModelCatalogue:
             # has just started gives an absent worker the same grace.
             self._alive_at.setdefault(card.model, time.monotonic())
         self._withdrawn = known_models.withdrawn
+        self._is_without_any = not (cards or self._withdrawn)
         now = time.monotonic()
         for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
             self._models.pop(gone, None)

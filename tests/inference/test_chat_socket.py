@@ -168,6 +168,12 @@ def test_a_dropped_connection_is_resumed(site, cast):
         # Also when it has ended meanwhile: from the log.
         say(connection, type="resume", id="late", request_id=started["request_id"], model=MODEL, from_seq=0)
         assert text_of(hear_until(connection, "late", "done", "error")) == whole
+        resume = {"type": "resume", "request_id": started["request_id"], "model": MODEL}
+        for from_seq, end in ((60, "done"), (61, "error")):
+            say(connection, **resume, id=f"at-{from_seq}", from_seq=from_seq)
+            last = hear_until(connection, f"at-{from_seq}", "done", "error")[-1]
+            assert last["type"] == end
+        assert last["error"]["param"] == "from_seq"
 
 
 def test_another_tenants_generation_is_not_there(site, cast):

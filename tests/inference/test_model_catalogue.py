@@ -95,6 +95,35 @@ async def test_a_model_is_served_while_the_card_after_it_is_still_read(runtime):
         await broker.aclose()
 
 
+async def test_before_the_first_worker_has_come_any_model_is_only_away(runtime, monkeypatch):
+    monkeypatch.setattr(models_served, "_REFRESH_S", 0.0)
+    url = settings.REDIS_URL + ("&" if "?" in settings.REDIS_URL else "?") + "db=9"
+    server = aioredis.Redis.from_url(url)
+    broker = GatewayBroker(url, timeout_s=5)
+    catalogue = ModelCatalogue(broker, runtime.policy)
+    card = structs.replace(a_card(), model=f"m-{uuid.uuid4().hex}")
+    worker = WorkerBroker(url, model=card.model, worker_id="w", timeout_s=5)
+    try:
+        await server.flushdb()
+        with pytest.raises(Overloaded) as away:
+            await catalogue.get(card.model)
+        assert (away.value.code, away.value.retry_after_ms) == ("model_unavailable", 5000)
+        await worker.register(card, byte_tokenizer().to_str().encode())
+        with pytest.raises(NotFound):
+            await catalogue.get("another")
+        await worker.withdraw()
+        assert await catalogue.all() == []
+        for name in (card.model, "another"):
+            with pytest.raises(NotFound):
+                await catalogue.get(name)
+    finally:
+        await catalogue.aclose()
+        await worker.aclose()
+        await broker.aclose()
+        await server.flushdb()
+        await server.aclose()
+
+
 async def test_a_model_that_was_unloaded_is_unknown_though_the_operator_names_it(runtime, monkeypatch):
     """Between two workers it is only away, which is worth a retry; unloaded, nobody need ask again."""
     monkeypatch.setattr(models_served, "_REFRESH_S", 0.0)
