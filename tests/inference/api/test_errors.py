@@ -214,7 +214,7 @@ def test_v1_itself_answers_in_json(site):
 def test_addresses_for_programs_answer_in_json_and_others_with_a_page(site, path):
     response = httpx.get(f"{site.url}{path}", timeout=60)
     assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
-    for beside in ("/v12/models", "/operators", "/x/v1/models"):
+    for beside in ("/v12/models", "/operators", "/x/v12/models"):
         page = httpx.get(f"{site.url}{beside}", timeout=60)
         assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
 
