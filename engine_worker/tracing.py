@@ -23,6 +23,8 @@ from engine_worker.engine.types import RequestOutput
 from engine_worker.protocol import Chunk, FinishReason
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+_TRACEPARENT: Final = "traceparent"
+"""Without this header there is no trace: W3C Trace Context, 3.2."""
 
 
 class TracingUnavailable(Exception):
@@ -63,6 +65,8 @@ class Phases:
         self._noted: dict[str, _Noted] = {}
 
     def claimed(self, engine_id: str, claim: Claim) -> None:
+        if _TRACEPARENT not in claim.request.trace:
+            return
         parent = _PROPAGATOR.extract(claim.request.trace)
         if trace.get_current_span(parent).get_span_context().trace_flags.sampled:
             self._noted[engine_id] = _Noted(claim, parent, time.time_ns())

@@ -178,7 +178,8 @@ class Generation:
             self.queued_ms = chunk.queued_ms
         if chunk.finish is not None:
             finish = self._named_end(chunk.finish)
-            chunk = msgspec.structs.replace(chunk, finish=finish)
+            if finish is not chunk.finish:
+                chunk = msgspec.structs.replace(chunk, finish=finish)
             self.finish = finish
             end_generation_span(self._span, finish)
             self._stream.close()

@@ -98,7 +98,7 @@ local function hand_over()
   end
   if tonumber(redis.call('ZINCRBY', offers, -1, worker)) <= 0 then redis.call('ZREM', offers, worker) end
   take_turn_at_once(rank, tenant, counter, owed_at_claim(request))
-  note_pace(request, 0)
+  forget_pace(request)
   redis.call('HSET', request_key(id), 'state', 'running', 'worker', worker, 'epoch', 1, 'attempts', 1,
     'claimed', now, 'had', now, 'lease', lease, 'charged', request.charged, unpack(fields))
   redis.call('ZADD', prefix .. 'leases', now + tonumber(lease), id)

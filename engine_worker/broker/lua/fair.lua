@@ -15,6 +15,11 @@
 local W_IN, W_OUT = 1, 2
 local COUNTERS_KEPT = 86400000 -- after a day without work everybody starts anew
 
+-- For a day at least, and an hour more where it would end before: so most calls have nothing to write.
+local function keep_counters(key)
+  if redis.call('PTTL', key) < COUNTERS_KEPT then redis.call('PEXPIRE', key, COUNTERS_KEPT + 3600000) end
+end
+
 local function cost(tokens, weight) return math.floor(tokens * 1000 / weight + 0.5) end
 
 local function charge(rank, tenant, amount)
@@ -52,7 +57,7 @@ local function learn_length(request)
   local latest, known = 1000 * request.tokens, redis.call('HMGET', key, request.tenant, '')
   local function with_latest(mean) return mean and mean + math.floor((latest - mean) / NEWEST_LENGTH) or latest end
   redis.call('HSET', key, request.tenant, with_latest(known[1]), '', with_latest(known[2]))
-  redis.call('PEXPIRE', key, COUNTERS_KEPT)
+  keep_counters(key)
 end
 
 -- The counter with which a tenant comes back from idle, and what it was before, or nil. `least` is that of those that
@@ -68,7 +73,7 @@ local function take_turn_at_once(rank, tenant, counter, owed)
   local served = prefix .. 'served:' .. rank
   redis.call('SET', prefix .. 'level:' .. rank, counter, 'PX', COUNTERS_KEPT)
   redis.call('ZADD', served, counter + owed, tenant)
-  redis.call('PEXPIRE', served, COUNTERS_KEPT)
+  keep_counters(served)
 end
 
 -- The tenant has something to wait for: it takes its place among the others.
@@ -78,5 +83,5 @@ local function take_turns(rank, tenant)
   local counter, before = counter_of(rank, tenant, redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')[2])
   redis.call('ZADD', turns, counter, tenant)
   if counter ~= before then redis.call('ZADD', served, counter, tenant) end
-  redis.call('PEXPIRE', served, COUNTERS_KEPT)
+  keep_counters(served)
 end

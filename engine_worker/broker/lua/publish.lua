@@ -24,15 +24,23 @@ local all_chunks, read = ARGV[3], 0
 for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, epoch, chunks = held[1], held[2], held[3]
   local key = request_key(id)
-  local f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight',
-    'charged', 'worker')
+  local request, f -- all of it where this is its end, else what a step must know
+  local ends = #chunks > 0 and chunks[#chunks][3]
+  if ends then request = find(id) end
+  if request then
+    f = { request.state, request.epoch, request.tokens, request.channels, request.cancel and '1', request.rank,
+      request.tenant, request.weight, request.charged, request.worker }
+  else
+    f = redis.call('HMGET', key, 'state', 'epoch', 'tokens', 'channels', 'cancel', 'rank', 'tenant', 'weight',
+      'charged', 'worker')
+  end
   local verdict = f[5] == '1' and 1 or 0
 
   if tonumber(f[2] or nil) ~= epoch or f[1] == 'queued' or f[10] ~= (ARGV[4] or f[10]) then
     verdict = 2
   elseif f[1] == 'finished' or f[1] == 'dead' then
     -- Its own last chunk again is a repeat; anything else comes after another hand ended it.
-    if #chunks == 0 or not chunks[#chunks][3] then verdict = 2 end
+    if not ends then verdict = 2 end
   else
     local tokens = tonumber(f[3])
     local before = tokens
@@ -60,11 +68,14 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
       if #entries > 0 then redis.call('RPUSH', log_key(id), unpack(entries)) end
       if tokens > before then
         local charged, weight = tonumber(f[9] or before), tonumber(f[8] or 1)
-        local fields = { 'tokens', tokens, 'charged', math.max(tokens, charged) }
-        if before == 0 then
-          fields[5], fields[6] = 'first_token', now
+        if last then
+          request.tokens, request.charged = tokens, math.max(tokens, charged)
+          if before == 0 then request.first_token = now end
+        else
+          local fields = { 'tokens', tokens, 'charged', math.max(tokens, charged) }
+          if before == 0 then fields[5], fields[6] = 'first_token', now end
+          redis.call('HSET', key, unpack(fields))
         end
-        redis.call('HSET', key, unpack(fields))
         if tokens > charged then
           local of_tier = charges[f[6]] or {}
           charges[f[6]] = of_tier
@@ -72,7 +83,7 @@ for n, held in ipairs(cmsgpack.unpack(ARGV[2])) do
         end
       end
       if last then
-        finish(find(id), cmsgpack.unpack(last).finish, last)
+        finish(request, cmsgpack.unpack(last).finish, last)
       else
         renewed[#renewed + 1] = lease_end
         renewed[#renewed + 1] = id

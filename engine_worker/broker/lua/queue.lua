@@ -75,9 +75,14 @@ end
 -- What one place of a line took, told when its request is first claimed; kept while it says something of the present.
 local PACE_KEPT = 30000
 
+local function pace_key(request) return prefix .. 'pace:' .. request.rank .. ':' .. request.tenant end
+
 local function note_pace(request, standing)
-  redis.call('SET', prefix .. 'pace:' .. request.rank .. ':' .. request.tenant,
-    (now - request.created) / (standing + 1), 'PX', PACE_KEPT)
+  redis.call('SET', pace_key(request), (now - request.created) / (standing + 1), 'PX', PACE_KEPT)
+end
+
+local function forget_pace(request)
+  if redis.call('EXISTS', pace_key(request)) == 1 then redis.call('DEL', pace_key(request)) end
 end
 
 -- About how many requests go before this queued one: all of better tiers, those before it in its own

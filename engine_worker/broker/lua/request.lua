@@ -18,7 +18,7 @@ local function log_key(id) return prefix .. 'log:' .. id end
 local function find(id)
   local f = redis.call('HMGET', request_key(id), 'state', 'rank', 'tenant', 'arrival', 'deadline', 'epoch',
     'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention', 'prompt_tokens',
-    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output', 'at_workers')
+    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output', 'at_workers', 'worker')
   if not f[1] then return nil end
   return {
     id = id, state = f[1], rank = f[2], tenant = f[3], arrival = f[4], deadline = tonumber(f[5]),
@@ -26,7 +26,7 @@ local function find(id)
     cancel = f[10] == '1', created = tonumber(f[11]), max_attempts = tonumber(f[12]), retention = f[13],
     prompt_tokens = tonumber(f[14]), weight = tonumber(f[15] or 1), max_wait = tonumber(f[16] or 3600000),
     lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0), charged = tonumber(f[19] or f[8]),
-    max_output = tonumber(f[20] or 0), at_workers = tonumber(f[21] or 0),
+    max_output = tonumber(f[20] or 0), at_workers = tonumber(f[21] or 0), worker = f[22],
   }
 end
 
@@ -54,7 +54,8 @@ local function publish_told()
 end
 
 -- The one end of every request, whatever brought it: final log entry, usage event, lease released,
--- TTLs set. `outcome` is the protocol's Finish as a table; `chunk` the worker's own final chunk, if any.
+-- TTLs set. `outcome` is the protocol's Finish as a table; `chunk` the worker's own final chunk, if any. The request
+-- knows best how many tokens it has, and its `first_token` when the last chunk brings it.
 -- A dead request keeps its body, and all of it for longer: an operator may want it to live again. What
 -- it makes then is billed apart, under a name that says so.
 local DEAD_KEPT = 86400000
@@ -67,7 +68,8 @@ local function finish(request, outcome, chunk, is_dead)
   redis.call('RPUSH', log_key(id), chunk)
   tell(request.channels, chunk)
 
-  local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'worker', 'decision')
+  local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'decision')
+  local first_token = request.first_token or more[3] or nil
   local usage = cmsgpack.unpack(more[1])
   if request.epoch == 0 then usage.prompt_tokens = 0 end -- no worker touched it: nothing was computed
   usage.finish_reason = outcome.reason
@@ -81,9 +83,9 @@ local function finish(request, outcome, chunk, is_dead)
   usage.created_at_ms = request.created
   usage.finished_at_ms = now
   usage.claimed_at_ms = tonumber(more[2] or nil)
-  usage.first_token_at_ms = tonumber(more[3] or nil)
-  usage.worker_id = more[4] or nil
-  if more[5] and more[5] ~= '' then usage.decision = more[5] end
+  usage.first_token_at_ms = tonumber(first_token)
+  usage.worker_id = request.worker or nil
+  if more[4] and more[4] ~= '' then usage.decision = more[4] end
   usage.attempts = request.attempts
   local event = redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
@@ -92,16 +94,16 @@ local function finish(request, outcome, chunk, is_dead)
   charge(request.rank, request.tenant, owed)
   if request.epoch > 0 then learn_length(request) end
   redis.call('ZREM', prefix .. 'leases', id)
+  local fields = { 'tokens', request.tokens, 'charged', request.charged, 'event', event, 'ended', now }
+  if request.first_token then fields[9], fields[10] = 'first_token', request.first_token end
   local kept = request.retention
   if is_dead then
     kept = DEAD_KEPT
-    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, 'event', event,
-      'charged', request.charged, 'ended', now)
+    redis.call('HSET', request_key(id), 'state', 'dead', 'attempts', request.attempts, unpack(fields))
     redis.call('ZADD', prefix .. 'dead', now, id)
     redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
   else
-    redis.call('HSET', request_key(id), 'state', 'finished', 'event', event, 'charged', request.charged,
-      'ended', now)
+    redis.call('HSET', request_key(id), 'state', 'finished', unpack(fields))
     -- The prompt is no longer needed, and is the client's.
     redis.call('HDEL', request_key(id), 'body', 'usage', 'decision')
   end

@@ -3,7 +3,7 @@
 -- A token bucket is a hash {level, at, rem}: `level` in milli-units (may be below 0 after a charge that
 -- was larger than reserved), `at` the server's time in ms, `rem` the part of a milli-unit not yet granted,
 -- in 1/period. It gains amount/period milli-units per ms, in integers, without loss. An absent key is a
--- full bucket, and each key lives just until it would be full, so expiry changes nothing.
+-- full bucket, and each key lives until it would be full, or a minute longer, so expiry changes nothing.
 --
 -- A concurrency limit is a sorted set of reservation ids by the ms at which each lease lapses.
 --
@@ -54,6 +54,12 @@ local function level_now(bucket, now)
   return level + granted, units - granted * bucket.period
 end
 
+-- Lets a key live for `ms` at least, and for `more` in addition where it would end before: so most calls have nothing to
+-- write. A write costs the server many times what a look does.
+local function keep(key, ms, more)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, text(ms + more)) end
+end
+
 local function store_level(bucket, level, rem, now)
   local missing = capacity(bucket) - level
   if missing <= 0 then
@@ -61,7 +67,7 @@ local function store_level(bucket, level, rem, now)
     return
   end
   redis.call('HSET', bucket.key, 'level', text(level), 'at', text(now), 'rem', text(rem))
-  redis.call('PEXPIRE', bucket.key, text(math.ceil(missing * bucket.period / bucket.amount)))
+  keep(bucket.key, math.ceil(missing * bucket.period / bucket.amount), 60000)
 end
 
 -- Milliseconds until the bucket holds `wanted` milli-units.
@@ -86,12 +92,12 @@ local function free_slot(bucket, id)
   redis.call('ZREM', bucket.key, id)
 end
 
--- Returns how many are taken more, 0 or 1, and when the last lease lapses.
-local function take_slot(bucket, id, lapses_at)
+-- Where so many are used. Returns how many are taken more, 0 or 1, and when the last lease lapses.
+local function take_slot(bucket, id, lapses_at, used)
   local taken = redis.call('ZADD', bucket.key, text(lapses_at), id)
-  local last = redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')
-  redis.call('PEXPIREAT', bucket.key, last[2])
-  return taken, tonumber(last[2])
+  local last = used == 0 and lapses_at or tonumber(redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')[2])
+  redis.call('PEXPIREAT', bucket.key, text(last))
+  return taken, last
 end
 
 local function budget_of(bucket)

@@ -150,7 +150,7 @@ if binding > 0 then return answer(verdict, binding, wait, asked, 0) end
 local record = {}
 for i, bucket in ipairs(buckets) do
   if bucket.period == SLOTS then
-    local taken, last = take_slot(bucket, id, now + lease)
+    local taken, last = take_slot(bucket, id, now + lease, bucket.used)
     bucket.state = {math.max(0, bucket.amount - bucket.used - taken), math.max(0, last - now)}
   elseif bucket.period == BUDGET then
     redis.call('HINCRBY', bucket.key, 'reserved', text(bucket.taken))
@@ -165,5 +165,5 @@ end
 redis.call('HSET', KEYS[1], 'state', 'reserved', 'buckets', cmsgpack.pack(record), 'granted', text(granted))
 redis.call('PEXPIRE', KEYS[1], text(record_ttl))
 redis.call('ZADD', KEYS[2], text(now + lease + grace), id)
-redis.call('PEXPIRE', KEYS[2], text(record_ttl))
+keep(KEYS[2], record_ttl, 3600000)
 return answer('admitted', 0, 0, 0, granted)

@@ -73,6 +73,12 @@ async def test_it_is_what_a_claim_would_have_given(gateway, worker, handed, make
     assert events["handed"].worker_id == "w1"
     assert events["handed"].completion_tokens == 2
     assert events["handed"].claimed_at_ms == events["handed"].created_at_ms
+    assert (
+        events["handed"].created_at_ms
+        <= events["handed"].first_token_at_ms
+        <= events["handed"].finished_at_ms
+    )
+    assert (await gateway.request_state(model, "handed")).tokens == 2
 
 
 async def test_no_more_than_there_is_room_for(gateway, worker, handed, make, model):
