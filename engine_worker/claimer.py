@@ -14,6 +14,8 @@ from engine_worker.waiting import Backoff, wait
 
 _WAIT_FOR_WORK_S: Final = 1.0
 _WAIT_FOR_BETTER_S: Final = 5.0
+_HANDED_UNSEEN: Final = 8
+"""After so many that it was handed a worker counts its room anew: Redis knows how many they are, not how large."""
 
 
 class Claimer:
@@ -72,23 +74,34 @@ class Claimer:
     async def take(self) -> None:
         """What comes while the worker has room and nothing waits is not claimed, but handed to it."""
         backoff = Backoff()
+        unseen = 0
         while True:
             try:
                 async with self._broker.handed() as handed:
                     self._handed = handed
+                    backoff.reset()
                     async for claim in handed:
-                        if not isinstance(claim, Claim):
-                            continue  # a gap: what was lost in it nobody renews, and others get it
-                        if self._stopping.is_set():
-                            await self._broker.release(
-                                [Held(claim.request.request_id, claim.epoch)], failed=False
-                            )
-                        else:
-                            self._start(claim)
+                        # After a gap: what was lost in it nobody renews, and others get it.
+                        if isinstance(claim, Claim):
+                            unseen = await self._take(claim, unseen + 1)
             except BrokerUnavailable:
                 await backoff.sleep()
             finally:
                 self._handed = None
+
+    async def _take(self, claim: Claim, unseen: int) -> int:
+        """How many have been handed since the room was last counted, of those before and this one."""
+        # When Redis is away: what is not handed back lapses, as does the offer.
+        with suppress(BrokerUnavailable):
+            if self._stopping.is_set():
+                await self._broker.release([Held(claim.request.request_id, claim.epoch)], failed=False)
+                return unseen
+            self._start(claim)
+            if unseen < _HANDED_UNSEEN:
+                return unseen
+            for more in await self._broker.claim(max(0, self._engine.room()), offers=True):
+                self._start(more)
+        return 0
 
     async def _claim_better(self) -> bool:
         """Without room: takes what is of a better class than something held, which the engine then preempts.

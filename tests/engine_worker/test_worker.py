@@ -267,3 +267,27 @@ async def test_what_comes_while_it_stops_is_served_or_left_to_others(start, gate
         states = {name: (await gateway.request_state(model, name)).state for name in names}
         assert set(states.values()) <= {"finished", "queued"}
         assert states[names[0]] == "finished"
+
+
+class Filling(ScriptedEngine):
+    """Its requests turn out so large that few of them fill it."""
+
+    def room(self) -> int:
+        return super().room() if len(self._sequences) < 8 else 0
+
+
+async def test_what_it_was_handed_counts_by_its_size(start, gateway, make, model):
+    engine = Filling(max_num_seqs=1000)
+    start(engine)
+    await put(gateway, make("warm"))
+    await until(finished(gateway, model, "warm"))
+    await asyncio.sleep(0.2)  # it waits for work, and has offered to take 1000
+    engine.pause()
+    names = [f"r{n}" for n in range(40)]
+    for name in names:
+        await put(gateway, make(name))
+    states = [(await gateway.request_state(model, name)).state for name in names]
+    assert 8 <= states.count("running") < 40
+    assert states[-1] == "queued"
+    engine.resume()
+    await until(finished(gateway, model, *names))
