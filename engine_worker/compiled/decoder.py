@@ -169,9 +169,13 @@ class CompiledDecoder:
 
     def _packed(self, layer: Any, number: int, kind: int) -> Any:
         attn, mlp = layer.self_attn, layer.mlp
-        qkv = [attn.q_proj, attn.k_proj, attn.v_proj]
+        # Phi-3 has both as one layer already.
+        fused = getattr(attn, "qkv_proj", None)
+        qkv = [attn.q_proj, attn.k_proj, attn.v_proj] if fused is None else [fused]
         weight = torch.cat([part.weight.detach() for part in qkv])
-        gate, up = (product.pack(part.weight.detach(), kind) for part in (mlp.gate_proj, mlp.up_proj))
+        fused = getattr(mlp, "gate_up_proj", None)
+        gated = (mlp.gate_proj.weight, mlp.up_proj.weight) if fused is None else fused.weight.chunk(2)
+        gate, up = (product.pack(part.detach(), kind) for part in gated)
         packed = {
             "input_norm": self._keep_vector(layer.input_layernorm.weight),
             "qkv": self._keep(product.pack(weight, kind)),
@@ -227,8 +231,8 @@ def _padded(width: int) -> int:
 
 
 def _window(attn: Any) -> int | None:
-    """Tokens that a layer sees. Mistral's layers read the configuration, Qwen's hold their own."""
-    if attn.config.model_type == "mistral":
+    """Tokens that a layer sees. Mistral's and Phi-3's layers read the configuration, Qwen's hold their own."""
+    if attn.config.model_type in ("mistral", "phi3"):
         return getattr(attn.config, "sliding_window", None)
     return getattr(attn, "sliding_window", None)
 

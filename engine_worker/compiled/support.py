@@ -10,7 +10,7 @@ from engine_worker.compiled import team
 from engine_worker.compiled.vector import WIDTH
 from engine_worker.runner.model_loader import LoadedModel
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 _ADAPTED: Final = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 """Layers that an adapter may change."""
 
