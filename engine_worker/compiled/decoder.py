@@ -17,6 +17,7 @@ from engine_worker.compiled import attention, dot, product, team
 from engine_worker.compiled.forward import LAYER, STAGES, STAGES_PER_LAYER, STEP, grouped, run_step
 from engine_worker.compiled.low_rank import LowRanks
 from engine_worker.compiled.product import DOT
+from engine_worker.compiled.support import activation
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LEVEL
 from engine_worker.compiled.vector import MAX_ROWS, WIDTH
 from engine_worker.config import Precision
@@ -60,7 +61,12 @@ class CompiledDecoder:
         self._size: int = config.hidden_size
         self._lead = _padded(self._size)
         self._inner = _padded(config.intermediate_size)
-        self._embedding = model.model.embed_tokens.weight.detach().clone()
+        embed = model.model.embed_tokens
+        self._embedding = embed.weight.detach() * getattr(embed, "scalar_embed_scale", 1.0)
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        # Only Gemma 3's rotary embedding is of several kinds, and asks which.
+        of_kinds = isinstance(config.rope_parameters.get("full_attention"), dict)
+        self._turns = sorted(set(config.layer_types)) if of_kinds else []
         self._low_ranks = LowRanks(adapters or {}, shape.num_layers)
         lm_head = self._keep(product.pack(model.lm_head.weight.detach(), kind))
         self._layers = np.zeros(shape.num_layers, LAYER)
@@ -84,7 +90,8 @@ class CompiledDecoder:
             inner=self._inner,
             kind=kind,
             kv_kind=_KV_KIND[precision],
-            final_norm=self._keep_vector(model.model.norm.weight),
+            gelu="gelu" in activation(config),
+            final_norm=self._keep_vector(_norm_weight(model.model.norm)),
             lm_head=lm_head,
             vocab_panels=-(-self._vocab // WIDTH),
             block_size=shape.block_size,
@@ -100,6 +107,7 @@ class CompiledDecoder:
         self._set(scratch=self._scratch.data_ptr(), scratch_bytes=self._scratch.stride(0) * 4)
         self._widths = {
             "hidden": self._lead,
+            "branch": self._lead if self._layers["attention_norm"].any() else 0,
             "operand": -(-product.tile_bytes(kind, 1, max(self._size, attended, self._inner)) // 4),
             "qkv": _padded((config.num_attention_heads + 2 * shape.num_kv_heads) * shape.head_dim),
             "attended": grouped(attended),
@@ -128,8 +136,7 @@ class CompiledDecoder:
         self._reserve(tokens + tiles + MAX_ROWS, sample_tiles * sample_rows)
         hidden = self._buffers["hidden"]
         hidden[:tokens, : self._size] = self._embedding[torch.tensor(token_ids)]
-        cos, sin = self._rotary(hidden[None, :1], torch.tensor([positions]))
-        cos, sin = cos[0].contiguous(), sin[0].contiguous()
+        cos, sin = self._rotations(torch.tensor([positions]))
         plan = _Plan(segments, self._shape, self._group)
         wanted = np.asarray(sampled, np.int64)
         self._counters[:] = 0
@@ -140,7 +147,7 @@ class CompiledDecoder:
             samples=samples,
             sample_tiles=sample_tiles,
             sample_rows=sample_rows,
-            rotary=cos.shape[1],
+            rotary=cos.shape[-1],
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             blocks=plan.blocks.ctypes.data,
@@ -157,7 +164,18 @@ class CompiledDecoder:
         )
         team.run(run_step.address, self._step.ctypes.data, self._threads)
         width = self._step["vocab_panels"][0] * WIDTH
-        return self._logits[: samples * width].view(samples, width)[:, : self._vocab]
+        logits = self._logits[: samples * width].view(samples, width)[:, : self._vocab]
+        if self._softcap is not None:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits
+
+    def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32[kinds, tokens, rotated dimensions] each. `positions`: int64[1, tokens]."""
+        like = self._embedding[None, :1]  # says the type
+        kinds: list[tuple[str, ...]] = [(kind,) for kind in self._turns] or [()]
+        found = [self._rotary(like, positions, *kind) for kind in kinds]
+        cos, sin = (torch.cat(parts).contiguous() for parts in zip(*found, strict=True))
+        return cos, sin
 
     def shares(self) -> dict[str, float]:
         """The share that each stage had of the time of all steps so far."""
@@ -177,16 +195,25 @@ class CompiledDecoder:
         gated = (mlp.gate_proj.weight, mlp.up_proj.weight) if fused is None else fused.weight.chunk(2)
         gate, up = (product.pack(part.detach(), kind) for part in gated)
         packed = {
-            "input_norm": self._keep_vector(layer.input_layernorm.weight),
+            "input_norm": self._keep_vector(_norm_weight(layer.input_layernorm)),
             "qkv": self._keep(product.pack(weight, kind)),
             "out": self._keep(product.pack(attn.o_proj.weight.detach(), kind)),
-            "post_norm": self._keep_vector(layer.post_attention_layernorm.weight),
             "gate_up": self._keep(torch.stack((gate, up), dim=1)),
             "down": self._keep(product.pack(mlp.down_proj.weight.detach(), kind, depth=self._inner)),
             "keys": self.keys[number].data_ptr(),
             "values": self.values[number].data_ptr(),
             "window": _window(attn) or 0,
         }
+        # Gemma has a norm after either part, too, under the name that others give to the one before the MLP.
+        after_attention = layer.post_attention_layernorm
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            packed["attention_norm"] = self._keep_vector(_norm_weight(after_attention))
+            packed["post_norm"] = self._keep_vector(_norm_weight(layer.pre_feedforward_layernorm))
+            packed["mlp_norm"] = self._keep_vector(_norm_weight(layer.post_feedforward_layernorm))
+        else:
+            packed["post_norm"] = self._keep_vector(_norm_weight(after_attention))
+        if self._turns:
+            packed["turn"] = self._turns.index(attn.layer_type)
         if qkv[0].bias is not None:
             packed["qkv_bias"] = self._keep_vector(torch.cat([part.bias for part in qkv]))
         if attn.o_proj.bias is not None:
@@ -194,7 +221,7 @@ class CompiledDecoder:
         for name in ("query_norm", "key_norm"):
             norm = getattr(attn, f"{name[0]}_norm", None)
             if norm is not None:
-                packed[name] = self._keep_vector(norm.weight)
+                packed[name] = self._keep_vector(_norm_weight(norm))
         row = np.zeros(1, LAYER)
         for name, value in packed.items():
             row[name] = value
@@ -228,6 +255,12 @@ class CompiledDecoder:
 
 def _padded(width: int) -> int:
     return -(-width // WIDTH) * WIDTH
+
+
+def _norm_weight(norm: Any) -> Tensor:
+    """What a normed row is multiplied by: Gemma's weights are kept less one."""
+    weight: Tensor = norm.weight.detach()
+    return weight + 1.0 if type(norm).__name__.startswith("Gemma") else weight
 
 
 def _window(attn: Any) -> int | None:

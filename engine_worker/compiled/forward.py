@@ -36,6 +36,8 @@ LAYER: Final = record(
     # Addresses of packed weights and float32 vectors; 0: this model has none.
     "input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "out", "out_bias",
     "post_norm", "gate_up", "down", "keys", "values", "window",
+    # Norms of what attention and MLP add, where a model has them, and which of its rotations this layer takes.
+    "attention_norm", "mlp_norm", "turn",
 )  # fmt: skip
 
 STEP: Final = np.dtype(
@@ -47,14 +49,14 @@ STEP: Final = np.dtype(
             for name in (
                 # the model
                 "layers", "num_layers", "size", "lead", "heads", "kv_heads", "head_dim", "inner", "rotary", "kind",
-                "kv_kind",
+                "kv_kind", "gelu",
                 "final_norm", "lm_head", "vocab_panels", "block_size",
                 # the step: how many, and addresses
                 "tokens", "tiles", "rows", "samples", "sample_tiles", "sample_rows", "tasks",
                 "cos", "sin", "blocks", "offsets", "segments", "num_segments", "tables", "task_list",
                 "sampled", "adapters", "counters", "arrived", "times",
                 # buffers
-                "hidden", "operand", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
+                "hidden", "branch", "operand", "qkv", "attended", "gated", "logits", "scratch", "scratch_bytes",
             )
         ),
     ]
@@ -156,26 +158,48 @@ def _of_tiles(tiled: int, token: int, depth: int, rows: int, scratch: int) -> in
 
 
 @njit(nogil=True)
-def _add_out(step: Any, number: int, token: int, scratch: int) -> None:
-    """What a token's adapter adds to the output of its attention."""
-    depth = step.heads * step.head_dim
-    if step.kind == DOT:
-        row = step.attended + 4 * token * grouped(depth)
-    else:
-        row = _of_tiles(step.attended, token, depth, step.rows, scratch)
-    lowered(step.adapters, number, token, OUT, 1, row)
-    raised(step.adapters, number, token, OUT, 0, step.hidden + 4 * token * step.lead)
+def _branch(step: Any, norm: int) -> int:
+    """Where attention and MLP put what they add to the hidden states: there, unless it is normed first."""
+    return step.hidden if norm == 0 else step.branch
 
 
 @njit(nogil=True)
-def _add_down(step: Any, number: int, token: int, scratch: int) -> None:
-    """What a token's adapter adds to the output of its MLP."""
-    if step.kind == DOT:
-        row = step.gated + 4 * token * grouped(step.inner)
-    else:
-        row = _of_tiles(step.gated, token, width_panels(step.inner) * WIDTH, step.rows, scratch)
-    lowered(step.adapters, number, token, DOWN, 1, row)
-    raised(step.adapters, number, token, DOWN, 0, step.hidden + 4 * token * step.lead)
+def _join(step: Any, norm: int, token: int, scratch: int) -> None:
+    """Adds a token's branch to its hidden states."""
+    if norm != 0:
+        at = 4 * token * step.lead
+        _norm(step.branch + at, step.size, norm, step.epsilon, scratch)
+        floats(step.hidden + at, step.size)[:] += floats(scratch, step.size)
+
+
+@njit(nogil=True)
+def _finish_attention(step: Any, layer: Any, number: int, token: int, scratch: int) -> None:
+    """What is left of a token's attention behind its last product."""
+    at = _branch(step, layer.attention_norm) + 4 * token * step.lead
+    if has_adapter(step.adapters, token):
+        depth = step.heads * step.head_dim
+        if step.kind == DOT:
+            row = step.attended + 4 * token * grouped(depth)
+        else:
+            row = _of_tiles(step.attended, token, depth, step.rows, scratch)
+        lowered(step.adapters, number, token, OUT, 1, row)
+        raised(step.adapters, number, token, OUT, 0, at)
+    if layer.out_bias != 0:
+        floats(at, step.size)[:] += floats(layer.out_bias, step.size)
+    _join(step, layer.attention_norm, token, scratch)
+
+
+@njit(nogil=True)
+def _finish_mlp(step: Any, layer: Any, number: int, token: int, scratch: int) -> None:
+    """What is left of a token's MLP behind its last product."""
+    if has_adapter(step.adapters, token):
+        if step.kind == DOT:
+            row = step.gated + 4 * token * grouped(step.inner)
+        else:
+            row = _of_tiles(step.gated, token, width_panels(step.inner) * WIDTH, step.rows, scratch)
+        lowered(step.adapters, number, token, DOWN, 1, row)
+        raised(step.adapters, number, token, DOWN, 0, _branch(step, layer.mlp_norm) + 4 * token * step.lead)
+    _join(step, layer.mlp_norm, token, scratch)
 
 
 @njit(nogil=True)
@@ -188,10 +212,8 @@ def _place(step: Any, layer: Any, number: int, token: int) -> None:
         raised(step.adapters, number, token, KEY, 1, at + 4 * heads * dim)
         raised(step.adapters, number, token, VALUE, 2, at + 4 * (heads + kv_heads) * dim)
     line = floats(at, qkv_lead(step))
-    cos, sin = (
-        floats(step.cos + 4 * token * step.rotary, step.rotary),
-        floats(step.sin + 4 * token * step.rotary, step.rotary),
-    )
+    turn = 4 * (layer.turn * step.tokens + token) * step.rotary
+    cos, sin = floats(step.cos + turn, step.rotary), floats(step.sin + turn, step.rotary)
     block, offset = ints(step.blocks, step.tokens)[token], ints(step.offsets, step.tokens)[token]
     for head in range(heads):
         query = line[head * dim : (head + 1) * dim]
@@ -253,11 +275,10 @@ def _run(step: Any, thread: int, threads: int) -> None:
         layer = layers[number]
         for token in range(first, last):
             at = step.hidden + 4 * token * lead
-            adapted = has_adapter(step.adapters, token)
-            if adapted and number > 0:
-                _add_down(step, number - 1, token, scratch)
+            if number > 0:
+                _finish_mlp(step, layers[number - 1], number - 1, token, scratch)
             _norm_to_operand(step, at, layer.input_norm, token, step.rows, scratch)
-            if adapted:
+            if has_adapter(step.adapters, token):
                 lowered(step.adapters, number, token, QUERY, 3, scratch)
         now = _meet(step, thread, threads, _NORM, now)
         linear(
@@ -278,23 +299,20 @@ def _run(step: Any, thread: int, threads: int) -> None:
             now = _meet(step, thread, threads, _ROUND, now)
         linear(
             counter + 16, threads, of_attention, step.tiles, step.rows, attended, layer.out, kind,
-            width_panels(size), 0, step.hidden, lead, True, scratch,
+            width_panels(size), 0, _branch(step, layer.attention_norm), lead, layer.attention_norm == 0, scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _OUT, now)
         for token in range(first, last):
             at = step.hidden + 4 * token * lead
-            adapted = has_adapter(step.adapters, token)
-            if adapted:
-                _add_out(step, number, token, scratch)
-            if layer.out_bias != 0:
-                floats(at, size)[:] += floats(layer.out_bias, size)
+            _finish_attention(step, layer, number, token, scratch)
             _norm_to_operand(step, at, layer.post_norm, token, step.rows, scratch)
-            if adapted:
+            if has_adapter(step.adapters, token):
                 lowered(step.adapters, number, token, GATE, 2, scratch)
         now = _meet(step, thread, threads, _NORM, now)
         gated(
             counter + 24, threads, step.operand, step.tiles, step.rows, size, layer.gate_up, kind,
-            width_panels(step.inner), step.gated, grouped(step.inner), step.adapters, number, scratch,
+            width_panels(step.inner), step.gated, grouped(step.inner), step.gelu != 0, step.adapters, number,
+            scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _GATE_UP, now)
         if rounded:
@@ -305,14 +323,13 @@ def _run(step: Any, thread: int, threads: int) -> None:
             now = _meet(step, thread, threads, _ROUND, now)
         linear(
             counter + 32, threads, of_gate, step.tiles, step.rows, step.inner, layer.down, kind,
-            width_panels(size), 0, step.hidden, lead, True, scratch,
+            width_panels(size), 0, _branch(step, layer.mlp_norm), lead, layer.mlp_norm == 0, scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _DOWN, now)
         counter += 8 * STAGES_PER_LAYER
     sampled = ints(step.sampled, step.samples)
     for row in range(step.samples * thread // threads, step.samples * (thread + 1) // threads):
-        if has_adapter(step.adapters, sampled[row]):
-            _add_down(step, step.num_layers - 1, sampled[row], scratch)
+        _finish_mlp(step, layers[step.num_layers - 1], step.num_layers - 1, sampled[row], scratch)
         at = step.hidden + 4 * sampled[row] * lead
         _norm_to_operand(step, at, step.final_norm, row, step.sample_rows, scratch)
     now = _meet(step, thread, threads, _NORM, now)

@@ -5,6 +5,7 @@ All addresses are plain integers, in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
@@ -127,30 +128,44 @@ def _quotient(builder: Any, number: Any, divisor: Any) -> Any:
     return fma(fma(less, near, number), inverse, near)
 
 
-@intrinsic
-def silu_gate(
-    typing_context: Any, gate: Any, up: Any, rows: Any, vectors: Any, target: Any, lead: Any
-) -> Any:
-    """target = gate * sigmoid(gate) * up. `gate`, `up`: `rows` times `vectors` times LANES float32; in `target`, which
-    may be `gate`, a row begins `lead` numbers after the one before."""
+def _gate(weighed: Callable[[Any, Any], Any]) -> Any:
+    """target = gate * sigmoid(weighed(gate)) * up. `gate`, `up`: `rows` times `vectors` times LANES float32; in
+    `target`, which may be `gate`, a row begins `lead` numbers after the one before."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        gate, up, rows, vectors, target, lead = args
-        one = ir.Constant(VECTOR, [1.0] * LANES)
-        row, _, next_row, _ = loop(builder, rows)
-        column, _, head, _ = loop(builder, vectors)
-        place = builder.mul(builder.add(builder.mul(row, vectors), column), int64(4 * LANES))
-        g = load(builder, builder.add(gate, place), VECTOR)
-        u = load(builder, builder.add(up, place), VECTOR)
-        below = builder.fadd(one, _exponential(builder, builder.fneg(g)))
-        number = builder.add(builder.mul(row, lead), builder.mul(column, int64(LANES)))
-        made = builder.fmul(_quotient(builder, g, below), u)
-        store(builder, made, builder.add(target, builder.mul(number, int64(4))))
-        close(builder, column, vectors, head)
-        close(builder, row, rows, next_row)
-        return context.get_dummy_value()
+    @intrinsic
+    def gate_of(
+        typing_context: Any, gate: Any, up: Any, rows: Any, vectors: Any, target: Any, lead: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            gate, up, rows, vectors, target, lead = args
+            one = ir.Constant(VECTOR, [1.0] * LANES)
+            row, _, next_row, _ = loop(builder, rows)
+            column, _, head, _ = loop(builder, vectors)
+            place = builder.mul(builder.add(builder.mul(row, vectors), column), int64(4 * LANES))
+            g = load(builder, builder.add(gate, place), VECTOR)
+            u = load(builder, builder.add(up, place), VECTOR)
+            below = builder.fadd(one, _exponential(builder, builder.fneg(weighed(builder, g))))
+            number = builder.add(builder.mul(row, lead), builder.mul(column, int64(LANES)))
+            made = builder.fmul(_quotient(builder, g, below), u)
+            store(builder, made, builder.add(target, builder.mul(number, int64(4))))
+            close(builder, column, vectors, head)
+            close(builder, row, rows, next_row)
+            return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 6), generate
+        return types.void(*[types.intp] * 6), generate
+
+    return gate_of
+
+
+def _cubic(builder: Any, x: Any) -> Any:
+    """2 sqrt(2 / pi) (x + 0.044715 x^3), whose sigmoid is GELU's, as tanh approximates it (Hendrycks, Gimpel, 2016)."""
+    linear, cubic = (ir.Constant(VECTOR, [factor * 1.5957691216057308] * LANES) for factor in (1.0, 0.044715))
+    square = builder.fmul(x, x)
+    return builder.fmul(x, call(builder, f"llvm.fma.v{LANES}f32", VECTOR, square, cubic, linear))
+
+
+silu_gate: Final = _gate(lambda builder, x: x)
+gelu_gate: Final = _gate(_cubic)
 
 
 @intrinsic

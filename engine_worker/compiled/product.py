@@ -21,7 +21,7 @@ from torch import Tensor
 from engine_worker.compiled import dot
 from engine_worker.compiled.low_rank import GATE, UP, raised_panel
 from engine_worker.compiled.memory import floats
-from engine_worker.compiled.pointwise import silu_gate
+from engine_worker.compiled.pointwise import gelu_gate, silu_gate
 from engine_worker.compiled.team import take
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
 from engine_worker.compiled.vector import MAX_ROWS, VECTORS, WIDTH
@@ -193,11 +193,13 @@ def gated(
     panels: int,
     y: int,
     ldy: int,
+    gelu: bool,
     adapters: int,
     layer: int,
     scratch: int,
 ) -> None:
-    """One thread's part of y = silu(x Wg^T) * (x Wu^T), either product with what `adapters` add in `layer`.
+    """One thread's part of y = silu(x Wg^T) * (x Wu^T), or with GELU for SiLU; either product with what `adapters` add
+    in `layer`.
 
     `x`: as `linear`'s; `w`: [panels][2], each panel of Wg followed by that of Wu; `y`: tiled again,
     float32[tiles][panels * WIDTH][rows]; for bytes, which are rounded by rows, float32[tiles * rows][ldy].
@@ -230,11 +232,19 @@ def gated(
                         raised_panel(adapters, layer, t * rows, rows, UP, 1, panel, other)
                     if kind == DOT:
                         target = y + 4 * (t * rows * ldy + panel * WIDTH)
-                        silu_gate(results, other, rows, VECTORS, target, ldy)
+                        _act(gelu, results, other, rows, target, ldy)
                     else:
-                        silu_gate(results, other, rows, VECTORS, results, WIDTH)
+                        _act(gelu, results, other, rows, results, WIDTH)
                         target = y + 4 * (t * panels + panel) * WIDTH * rows
                         _store_tiled(floats(results, rows * WIDTH), target, rows)
+
+
+@njit(nogil=True)
+def _act(gelu: bool, gate: int, up: int, rows: int, target: int, lead: int) -> None:
+    if gelu:
+        gelu_gate(gate, up, rows, VECTORS, target, lead)
+    else:
+        silu_gate(gate, up, rows, VECTORS, target, lead)
 
 
 @njit(nogil=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -85,8 +87,8 @@ def test_linear(rows, kind, what):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_gated(rows, kind):
+@pytest.mark.parametrize(("rows", "gelu"), [*((rows, False) for rows in ROWS), (ROWS[-1], True)])
+def test_gated(rows, gelu, kind):
     torch.manual_seed(rows)
     depth, inner = 101, 2 * WIDTH + 3
     x, gate, up = torch.randn(rows, depth), torch.randn(inner, depth), torch.randn(inner, depth)
@@ -98,10 +100,11 @@ def test_gated(rows, kind):
     scratch = torch.zeros(product.scratch_floats(depth))
     gated(
         counter.ctypes.data, 1, a.data_ptr(), tiles, height, depth, panels.data_ptr(), kind, len(panels),
-        y.data_ptr(), lead, 0, 0, scratch.data_ptr(),
+        y.data_ptr(), lead, gelu, 0, 0, scratch.data_ptr(),
     )  # fmt: skip
     gate, up = rounded(gate, kind), rounded(up, kind)
-    want = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+    act = partial(torch.nn.functional.gelu, approximate="tanh") if gelu else torch.nn.functional.silu
+    want = act(x @ gate.T) * (x @ up.T)
     got = y if kind == DOT else y.transpose(1, 2).reshape(tiles * height, -1)
     got = got[:rows, :inner]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)

@@ -49,9 +49,9 @@ def write_adapter(model_dir, directory, config, seed=0):
     model.save_pretrained(directory, save_embedding_layers=False)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gemma3_text"])
 def model_dir(request, tmp_path_factory):
-    changes = {"sliding_window": 8} if request.param == "gemma2" else {}
+    changes = {"sliding_window": 8} if request.param == "gemma3_text" else {}
     return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **changes)
 
 
@@ -137,15 +137,18 @@ def decoder_of(config):
     return build(config).core.device.executor.runner.decoder
 
 
-def test_which_kernels(config, model_dir, tmp_path):
+def test_which_kernels(config, model_dir):
     ours = config.kernels == "auto" and can_be_ours(model_dir)
     assert isinstance(decoder_of(config), CompiledDecoder if ours else TorchDecoder)
-    if ours:
-        write_adapter(model_dir, tmp_path, LoraConfig(r=2, target_modules=["lm_head"]))
-        config = replace(config, adapters=f"a={tmp_path}")
-        assert isinstance(decoder_of(config), TorchDecoder)
-        with pytest.raises(UnsupportedModel, match="an adapter of lm_head"):
-            build(replace(config, kernels="compiled"))
+
+
+def test_another_layer_than_ours_can_adapt_is_torchs(tmp_path):
+    model_dir = make_tiny_model(tmp_path / "model")
+    write_adapter(model_dir, tmp_path / "adapter", LoraConfig(r=2, target_modules=["lm_head"]))
+    config = EngineConfig(model_dir=model_dir, adapters=f"a={tmp_path / 'adapter'}", num_kv_blocks=9)
+    assert isinstance(decoder_of(config), TorchDecoder)
+    with pytest.raises(UnsupportedModel, match="an adapter of lm_head"):
+        build(replace(config, kernels="compiled"))
 
 
 def last_logits(decoder, adapter, prompt, *around):
