@@ -15,6 +15,7 @@ import pytest
 import redis
 from django.conf import settings
 
+from engine_worker.broker.worker import OFFER_MS
 from tests.factories import make_key, make_tenant, make_tier
 from tests.inference.api.test_life import rows_of, worker_of
 from weir.load.client import End, Target, open_loop
@@ -175,6 +176,9 @@ def test_who_waits_in_vain_hears_when_to_come_back_by_status_or_within_the_strea
         worker = worker_of(server, model).pid
     os.kill(worker, signal.SIGSTOP)
     try:
+        time.sleep(
+            OFFER_MS / 1000
+        )  # until then it may be handed what it can't answer: it holds that as what it claimed
         with ThreadPoolExecutor(2) as threads:
             ask = Ask(at_s=0, prompt="word", output_tokens=2)
             late = threads.submit(lambda: asyncio.run(open_loop(Target(site.url, [patient], model), [ask])))
