@@ -87,7 +87,7 @@ async def _answer(
                     record.add(event)
                 body = b"".join(event for event in record.events if not event.startswith(b":"))
                 if any(map(tells_failure, record.events)):
-                    await forget_claim(claim)
+                    await _forgotten(claim)
                 else:
                     await _kept(claim, content_type, body)
             finally:
@@ -97,7 +97,7 @@ async def _answer(
             answered.set_result(answer)
     except Exception as error:
         if not claim.is_repeat or getattr(error, "is_end", False):
-            await forget_claim(claim)
+            await _forgotten(claim)
         if answered.done():
             log.exception("idempotent_request_failed")
             return
@@ -106,6 +106,16 @@ async def _answer(
     finally:
         if not answered.done():
             answered.cancel()
+
+
+async def _forgotten(claim: Claim) -> None:
+    """What it failed with is told even so."""
+    try:
+        await forget_claim(claim)
+    except (DatabaseError, InterfaceError):
+        log.warning(
+            "idempotency_key_not_forgotten"
+        )  # whoever repeats it finds that nothing runs, and it is begun
 
 
 async def _kept(claim: Claim, content_type: str, body: bytes) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +18,15 @@ import redis
 import uuid_utils
 from asgiref.sync import async_to_sync
 from django.conf import settings
+from django.db import connections
 from django.utils import timezone
 
 from engine_worker.broker import GatewayBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
+from inference.api.once import _answer
+from inference.errors import Overloaded
 from inference.models import IdempotentRequest
-from inference.services.idempotency import delete_expired_requests
+from inference.services.idempotency import Claim, delete_expired_requests
 from inference.services.ledger import record_usage
 from tenants.quotas.store import QuotaStore
 from tests.e2e.site import Site, wait_until
@@ -243,3 +248,30 @@ def test_at_another_gateway_while_it_runs_and_after_the_first_has_died(site, mod
         site.start_gateway()
     (row,) = rows_of(tenant, 1)
     assert (row.finish_reason, row.completion_tokens) == ("length", 200)
+
+
+@pytest.mark.parametrize("keys", [24, 1], ids=["of-their-own", "shared"])
+def test_more_at_once_than_the_pool_has_connections(ask, keys):
+    """Whoever waits for an answer holds no connection of the database, or ten who wait would wait for each other."""
+    with ThreadPoolExecutor(24) as threads:
+        answers = list(threads.map(lambda number: ask(f"k{number % keys}"), range(24)))
+    assert [answer.status_code for answer in answers] == [200] * 24, {answer.text for answer in answers}
+    assert len({shown(answer) for answer in answers}) == keys
+
+
+def test_a_failure_is_told_also_where_its_key_can_not_be_forgotten(monkeypatch):
+    async def refused(_: Claim) -> Any:
+        raise Overloaded("Come back later.")
+
+    async def ask() -> None:
+        answered = asyncio.get_running_loop().create_future()
+        claim = Claim(1, 1, "0" * 32, is_repeat=False)
+        await _answer(claim, lambda: refused(claim), refused, answered)
+        await asyncio.wait_for(answered, 5)
+
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))  # and nobody listens: a thread that begins now finds no database
+        away = {"HOST": "127.0.0.1", "PORT": held.getsockname()[1], "OPTIONS": {"connect_timeout": 5}}
+        monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], **away})
+        with pytest.raises(Overloaded):
+            asyncio.run(ask())
