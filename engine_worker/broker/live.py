@@ -83,10 +83,12 @@ class Channel(Generic[_Told]):
     ) -> None:
         assert self._task is not None
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        # Here and not in the task: one that is cancelled before its first step never gets to clean up.
-        await self._subscription.aclose()
-        await close_pool(self._pool)
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            # Here and not in the task: one that is cancelled before its first step never gets to clean up.
+            await self._subscription.aclose()
+            await close_pool(self._pool)
 
     def __aiter__(self) -> Self:
         return self

@@ -60,6 +60,10 @@ class Wire:
                 self._target.hostname, self._target.port or 6379
             )
         ends = (writer, far_writer)
+        if self._is_cut:  # meanwhile
+            for end in ends:
+                end.transport.abort()
+            return
         self._writers.update(ends)
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(self._pump(source, sink, ends))
@@ -69,11 +73,13 @@ class Wire:
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, ends: tuple[asyncio.StreamWriter, ...]
     ) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                await self._flowing.wait()
-                sink.write(data)
-                await sink.drain()
-        for end in ends:
-            self._writers.discard(end)
-            end.transport.abort()
+        try:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    await self._flowing.wait()
+                    sink.write(data)
+                    await sink.drain()
+        finally:
+            for end in ends:
+                self._writers.discard(end)
+                end.transport.abort()
