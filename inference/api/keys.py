@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec
 
@@ -66,8 +67,9 @@ async def _refuse_unknown_models(call: ApiCall, names: list[str]) -> None:
     except BrokerUnavailable:
         return  # keys can be made while the queue is away, as they can be revoked
     if unknown := next((name for name in names if name not in known), None):
+        nearest = get_close_matches(unknown, known, n=_NAMES_TOLD, cutoff=0.0)
         raise InvalidRequest(
-            f"There is no model '{unknown}'. There are: {', '.join(known[:_NAMES_TOLD]) or 'none yet'}.",
+            f"There is no model '{unknown}'. There are: {', '.join(nearest) or 'none yet'}.",
             param="allowed_models",
         )
 
