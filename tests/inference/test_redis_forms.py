@@ -6,7 +6,6 @@ import asyncio
 import gc
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 
 import kombu
 import kombu.transport.redis  # not at its first use, in a thread: an import there can fail (python/cpython#106176)
@@ -28,6 +27,9 @@ from tests.engine_worker.scripted_engine import ScriptedEngine, expected_output
 from tests.factories import a_limit, a_principal
 from weir.environment import BadEnvironment
 from weir.redis_urls import celery_broker, channels_host
+
+# channels_redis and Django's cache never close their connections to the sentinels.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 
 MODEL = "forms"
 LONG = 400
@@ -140,16 +142,9 @@ async def test_a_gateway_on_a_cluster(tmp_path):
 
 
 @pytest.mark.timeout(300)
-# channels_redis and Django's cache never close their connections to the sentinels.
-@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
-def test_a_stream_outlives_the_master(tmp_path):
+async def test_a_stream_outlives_the_master(tmp_path):
     """The master is killed in the middle of a stream: its replica goes on with it, to the same tokens, and
     everything else finds it by itself."""
-    asyncio.run(_outlives_the_master(tmp_path))
-    gc.collect()  # what was left open is found here, where it may be, and not in whatever test comes later
-
-
-async def _outlives_the_master(tmp_path: Path) -> None:
     with redis_fleets.sentinel(tmp_path) as guarded:
         async with Platform(guarded.url) as platform:
             assert await platform.spend("before") == [85, 3]
@@ -195,6 +190,7 @@ def through_celerys_queue(url: str) -> None:
 
 
 def test_celery_and_the_channel_layer_follow_sentinel_and_refuse_a_cluster_by_name():
+    gc.collect()  # what was left open is found here, where it may be, and not by whatever test comes later
     url = "redis+sentinel://u:p%40ss@a:1,b/weir/3?sentinel_password=s"
     broker_url, options = celery_broker("WEIR_CELERY_URL", url)
     assert broker_url == "sentinel://u:p%40ss@a:1/3;sentinel://u:p%40ss@b:26379/3"
