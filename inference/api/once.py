@@ -113,9 +113,8 @@ async def _forgotten(claim: Claim) -> None:
     try:
         await forget_claim(claim)
     except (DatabaseError, InterfaceError):
-        log.warning(
-            "idempotency_key_not_forgotten"
-        )  # whoever repeats it finds that nothing runs, and it is begun
+        # Whoever repeats it finds that nothing runs, and it is begun.
+        log.warning("idempotency_key_not_forgotten")
 
 
 async def _kept(claim: Claim, content_type: str, body: bytes) -> None:
