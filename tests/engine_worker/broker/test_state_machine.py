@@ -11,6 +11,8 @@ does. After each step the server agrees with a plain model of what should be, an
     the queue goes by rank, then by the virtual token counters, then by arrival
     where nothing of a tenant runs, its counter is what it was served, though output is charged ahead
     nothing that is over is left in the queue, the leases or the deadlines
+
+One class, and so one module: hypothesis takes the rules, what they share and what is checked after each from one.
 """
 
 from __future__ import annotations
