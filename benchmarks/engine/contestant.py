@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ class Contestant:
         """Raises RuntimeError when the engine's process ends instead of answering."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps([asdict(chat) for chat in chats]), file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended, and answers nothing
+            print(json.dumps([asdict(chat) for chat in chats]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"{self._module} ended with exit code {self._process.wait()}, see above")
@@ -66,7 +68,8 @@ class Contestant:
 
     def stop(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what its process has not read any more
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:

