@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,7 @@ from inference.loop_lag import LoopLag
 from inference.models_served import ModelCatalogue
 from inference.reservation_watch import ReservationWatch
 from inference.services.recall import recall_from_ledger
+from inference.settlements import Settlements
 from inference.site_policy import SitePolicy
 from inference.streams import LiveStreams
 from inference.tenant_watch import TenantWatch
@@ -70,6 +72,7 @@ class Runtime:
         self.tenants = TenantWatch()
         self.lag = LoopLag()
         self.reservations = ReservationWatch(self.quotas)
+        self.settlements = Settlements(self.quotas, self.spawn)
         self.is_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,19 +81,23 @@ class Runtime:
         self.is_stopping = True
         self.streams.interrupt()
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Work that outlives its request; this object owns the task."""
-        task = asyncio.create_task(work, name=name)
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, name: str, context: Context | None = None
+    ) -> asyncio.Task[None]:
+        """Work that outlives its request; this object owns the task. `context`: None is the caller's."""
+        task = asyncio.create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def aclose(self, *, grace_s: float = 5.0) -> None:
         """Lets settlements end, then closes everything. For the end of a process, and of a test."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace_s)
-            for task in self._tasks:
-                task.cancel()
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + grace_s
+        while self._tasks and (left_s := ends_at - loop.time()) > 0:  # what is cancelled settles
+            await asyncio.wait(self._tasks, timeout=left_s)
+        for task in self._tasks:
+            task.cancel()
         self.lag.close()
         await self.tenants.aclose()
         await self.reservations.aclose()

@@ -32,8 +32,7 @@ from inference.streams import StreamLost, TokenStream
 from inference.tracing import end_generation_span
 from tenants.auth import TenantSuspended
 from tenants.pricing import Price
-from tenants.quotas.errors import QuotaUnavailable
-from tenants.quotas.types import BucketState
+from tenants.quotas.types import BucketState, Settlement
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +182,7 @@ class Generation:
             self.finish = finish
             end_generation_span(self._span, finish)
             self._stream.close()
-            self._runtime.spawn(self._settle_next(finish), name="settle")
+            self._settle(finish)
         return chunk
 
     def _named_end(self, finish: Finish) -> Finish:
@@ -280,19 +279,16 @@ class Generation:
                 chunk = await self._stream.next(left)
                 if chunk is not None and chunk.finish is not None:
                     self.finish = chunk.finish
-                    await self._settle(chunk.finish)
+                    self._settle(chunk.finish)
                     return
         except (BrokerUnavailable, StreamLost, StopAsyncIteration) as error:
             log.warning("cancel_incomplete", request_id=self.ticket.request_id, reason=str(error))
         finally:
             self._stream.close()
 
-    async def _settle_next(self, finish: Finish) -> None:
-        # First the answer, which this turn of the loop makes: its client waits. What it asks for next comes after.
-        await asyncio.sleep(0)
-        await self._settle(finish)
-
-    async def _settle(self, finish: Finish) -> None:
+    def _settle(self, finish: Finish) -> None:
+        if not self.ticket.reservation_id:
+            return  # taken up from another gateway: the ledger settles it
         prompt_tokens = charged_prompt_tokens(
             finish_reason=finish.reason,
             prompt_tokens=finish.prompt_tokens,
@@ -305,15 +301,12 @@ class Generation:
                 cached_tokens=min(finish.cached_tokens, prompt_tokens),
                 completion_tokens=finish.completion_tokens,
             )
-        if not self.ticket.reservation_id:
-            return  # taken up from another gateway: the ledger settles it
-        try:
-            await self._runtime.quotas.settle(
+        self._runtime.settlements.add(
+            Settlement(
                 tenant_public_id=self.ticket.tenant_id,
                 reservation_id=self.ticket.reservation_id,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=finish.completion_tokens,
                 cost_microusd=cost,
             )
-        except QuotaUnavailable:
-            log.warning("settle_left_to_the_ledger", request_id=self.ticket.request_id)
+        )

@@ -32,6 +32,8 @@ _RECORD_GRACE_MS: Final = 24 * 3_600_000
 may wait for a ledger that is down."""
 _CLOSED_TTL_MS: Final = 10 * 60_000
 """How long a settled or released id is remembered, against a late repeat of its reserve."""
+_SETTLED_AT_ONCE: Final = 1000
+"""Of a tenant's in one call: Lua's stack is finite."""
 
 _RECALL_ATTEMPTS: Final = 3
 _RECALL_AT_MOST_MS: Final = 60_000
@@ -212,36 +214,42 @@ class QuotaStore:
 
         Returns False when Redis does not know the reservation.
         """
-        if min(prompt_tokens, completion_tokens, cost_microusd) < 0:
-            raise ValueError("counts must not be negative")
-        verdict = await self._call(
-            "settle",
-            [record_key(tenant_public_id, reservation_id), open_key(tenant_public_id)],
-            [reservation_id, prompt_tokens, completion_tokens, cost_microusd, _CLOSED_TTL_MS],
+        settlement = Settlement(
+            tenant_public_id, reservation_id, prompt_tokens, completion_tokens, cost_microusd
         )
-        return int(verdict) >= 0
+        (is_known,) = await self.settle_many([settlement])
+        return is_known
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """Settles a batch in one round trip (on a cluster one each), for the ledger; each as `settle` would."""
-        if not settlements:
-            return []
-        if is_cluster(self._redis):  # its pipelines take no scripts
-            return await asyncio.gather(*(self.settle(**asdict(one)) for one in settlements))
-        script = scripts.load("settle")
-        async with _bounded(self._timeout_s):
-            # Loaded first: a pipeline can't fall back to the text for one of its commands.
-            await self._redis.script_load(script.text)
-            pipe = self._redis.pipeline(transaction=False)
-            for one in settlements:
-                keys = (
-                    record_key(one.tenant_public_id, one.reservation_id),
-                    open_key(one.tenant_public_id),
-                )
-                counts = (one.prompt_tokens, one.completion_tokens, one.cost_microusd)
-                if min(counts) < 0:
-                    raise ValueError("counts must not be negative")
-                pipe.evalsha(script.sha1, 2, *keys, one.reservation_id, *counts, _CLOSED_TTL_MS)
-            return [int(verdict) >= 0 for verdict in await pipe.execute()]
+        """Each as `settle` would, those of a tenant in one call; and of each whether Redis knows it."""
+        by_tenant: dict[str, list[Settlement]] = {}
+        for one in settlements:
+            if min(one.prompt_tokens, one.completion_tokens, one.cost_microusd) < 0:
+                raise ValueError("counts must not be negative")
+            by_tenant.setdefault(one.tenant_public_id, []).append(one)
+        replies = await asyncio.gather(
+            *(
+                self._settle_of(tenant, its[start : start + _SETTLED_AT_ONCE])
+                for tenant, its in by_tenant.items()
+                for start in range(0, len(its), _SETTLED_AT_ONCE)
+            )
+        )
+        known = {name: is_known for reply in replies for name, is_known in reply}
+        return [known[one.tenant_public_id, one.reservation_id] for one in settlements]
+
+    async def _settle_of(
+        self, tenant: str, settlements: Sequence[Settlement]
+    ) -> list[tuple[tuple[str, str], bool]]:
+        keys = [open_key(tenant)]
+        args: list[str | int] = [_CLOSED_TTL_MS]
+        for one in settlements:
+            keys.append(record_key(tenant, one.reservation_id))
+            args += (one.reservation_id, one.prompt_tokens, one.completion_tokens, one.cost_microusd)
+        verdicts = await self._call("settle", keys, args)
+        return [
+            ((tenant, one.reservation_id), int(verdict) >= 0)
+            for one, verdict in zip(settlements, verdicts, strict=True)
+        ]
 
     async def release(self, *, tenant_public_id: str, reservation_id: str) -> None:
         """As if it never was: for a request that could not be queued after all. Idempotent."""

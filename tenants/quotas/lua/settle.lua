@@ -1,45 +1,60 @@
--- Charges what a request really used: gives back the unused part, takes what went beyond, frees its slots.
+-- Charges what requests of one tenant really used: gives back the unused part, takes what went beyond, frees their slots.
 --
--- KEYS[1]  reservation record   weir:{t:TENANT}:reservation:ID
--- KEYS[2]  open reservations    weir:{t:TENANT}:open
--- ARGV[1]  reservation id
--- ARGV[2]  prompt tokens
--- ARGV[3]  output tokens
--- ARGV[4]  cost, micro-USD
--- ARGV[5]  how long the settled record is remembered, ms
--- returns  1 when this call settled it; 0 when it was settled before; -1 when the id is not known (any more)
+-- KEYS[1]   open reservations     weir:{t:TENANT}:open
+-- KEYS[2..] reservation records   weir:{t:TENANT}:reservation:ID
+-- ARGV[1]   how long a settled record is remembered, ms
+-- ARGV[2..] per record: reservation id, prompt tokens, output tokens, cost in micro-USD
+-- returns   per record: 1 when this call settled it; 0 when it was settled before; -1 when the id is not known (any more)
 --
 -- Settled once, by whoever comes first: the gateway at the end of the stream, the ledger later. After a
 -- release it still charges in full: usage proves that the request did run after all.
 --
--- Example: EVALSHA sha 2 weir:{t:T}:reservation:r1 weir:{t:T}:open r1 20 35 0 600000  ->  1
+-- What they hold of one bucket changes it once: a write costs the server many times what adding up does.
+--
+-- Example: EVALSHA sha 2 weir:{t:T}:open weir:{t:T}:reservation:r1 600000 r1 20 35 0  ->  {1}
 
-local id = ARGV[1]
-local used = {
-  requests = 1,
-  input_tokens = tonumber(ARGV[2]),
-  output_tokens = tonumber(ARGV[3]),
-  tokens = tonumber(ARGV[2]) + tonumber(ARGV[3]),
-  cost = tonumber(ARGV[4]),
-}
-local record = redis.call('HMGET', KEYS[1], 'state', 'buckets')
-if not record[1] then return -1 end
-if record[1] == 'settled' then return 0 end
+local verdicts, settled = {}, {}
+local rates, slots, budgets = {}, {}, {} -- by key: {bucket, change in milli-units}, {id, ...}, {spent, reserved}
 
-local now = now_ms()
-local released = record[1] == 'released'
-for _, bucket in ipairs(buckets_of(record[2])) do
-  local taken = released and 0 or bucket.taken
+local function settle_bucket(bucket, id, taken, used)
+  local key = bucket.key
   if bucket.period == SLOTS then
-    free_slot(bucket, id)
+    slots[key] = slots[key] or {}
+    table.insert(slots[key], id)
   elseif bucket.period == BUDGET then
-    count_in_budget(bucket, used[bucket.metric], -taken)
+    local known = budgets[key] or {0, 0}
+    budgets[key] = {known[1] + used, known[2] - taken}
   else
-    adjust(bucket, taken - used[bucket.metric] * 1000, now)
+    local known = rates[key] or {bucket, 0}
+    rates[key] = {bucket, known[2] + taken - used * 1000}
   end
 end
-redis.call('HSET', KEYS[1], 'state', 'settled')
-redis.call('HDEL', KEYS[1], 'buckets')
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('ZREM', KEYS[2], id)
-return 1
+
+for i = 2, #KEYS do
+  local at = 2 + (i - 2) * 4
+  local id, prompt, output, cost = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local record = redis.call('HMGET', KEYS[i], 'state', 'buckets')
+  local state, verdict = record[1], 1
+  if not state then
+    verdict = -1
+  elseif state == 'settled' then
+    verdict = 0
+  else
+    local used = {requests = 1, input_tokens = prompt, output_tokens = output, tokens = prompt + output, cost = cost}
+    for _, bucket in ipairs(buckets_of(record[2])) do
+      settle_bucket(bucket, id, state == 'released' and 0 or bucket.taken, used[bucket.metric])
+    end
+    redis.call('HSET', KEYS[i], 'state', 'settled')
+    redis.call('HDEL', KEYS[i], 'buckets')
+    redis.call('PEXPIRE', KEYS[i], ARGV[1])
+    settled[#settled + 1] = id
+  end
+  verdicts[#verdicts + 1] = verdict
+end
+
+local now = now_ms()
+for _, rate in pairs(rates) do adjust(rate[1], rate[2], now) end
+for key, ids in pairs(slots) do redis.call('ZREM', key, unpack(ids)) end
+for key, counts in pairs(budgets) do count_in_budget({key = key}, counts[1], counts[2]) end
+if #settled > 0 then redis.call('ZREM', KEYS[1], unpack(settled)) end
+return verdicts
