@@ -14,8 +14,8 @@ from engine_worker.waiting import Backoff, wait
 
 _WAIT_FOR_WORK_S: Final = 1.0
 _WAIT_FOR_BETTER_S: Final = 5.0
-_HANDED_UNSEEN: Final = 8
-"""After so many that it was handed a worker counts its room anew: Redis knows how many they are, not how large."""
+_TOO_MANY: Final = 8
+"""So many more than it has room for a worker may be handed: Redis knows how many they are, not how large."""
 
 
 class Claimer:
@@ -38,6 +38,8 @@ class Claimer:
         self._stepped = asyncio.Event()
         self._is_full = asyncio.Event()  # without room what is better is news
         self._handed: Channel[Claim] | None = None
+        self._offered = 0
+        """So many more Redis takes it to have room for."""
 
     def wake(self) -> None:
         """There may be room, or something better waits."""
@@ -55,14 +57,19 @@ class Claimer:
                     if not await self._claim_better():
                         await wait(self._stepped, _WAIT_FOR_WORK_S)
                     continue
-                claims = await self._broker.claim(room, offers=self._handed is not None)
-                for claim in claims:
-                    self._start(claim)
-                if len(claims) < room and not self._stopping.is_set():
+                num_claimed = await self._claim(room, offers=self._handed is not None)
+                if num_claimed < room and not self._stopping.is_set():
                     await self._broker.wait_for_work(_WAIT_FOR_WORK_S)
                 backoff.reset()
             except BrokerUnavailable:
                 await backoff.sleep()
+
+    async def _claim(self, room: int, *, offers: bool) -> int:
+        claims = await self._broker.claim(room, offers=offers)
+        self._offered = room - len(claims) if offers else 0
+        for claim in claims:
+            self._start(claim)
+        return len(claims)
 
     async def take_no_more(self) -> None:
         """Once stopping: nothing comes after this that was not claimed."""
@@ -74,7 +81,6 @@ class Claimer:
     async def take(self) -> None:
         """What comes while the worker has room and nothing waits is not claimed, but handed to it."""
         backoff = Backoff()
-        unseen = 0
         while True:
             try:
                 async with self._broker.handed() as handed:
@@ -83,25 +89,23 @@ class Claimer:
                     async for claim in handed:
                         # After a gap: what was lost in it nobody renews, and others get it.
                         if isinstance(claim, Claim):
-                            unseen = await self._take(claim, unseen + 1)
+                            await self._take(claim)
             except BrokerUnavailable:
                 await backoff.sleep()
             finally:
                 self._handed = None
 
-    async def _take(self, claim: Claim, unseen: int) -> int:
-        """How many have been handed since the room was last counted, of those before and this one."""
+    async def _take(self, claim: Claim) -> None:
+        self._offered -= 1
         # When Redis is away: what is not handed back lapses, as does the offer.
         with suppress(BrokerUnavailable):
             if self._stopping.is_set():
                 await self._broker.release([Held(claim.request.request_id, claim.epoch)], failed=False)
-                return unseen
+                return
             self._start(claim)
-            if unseen < _HANDED_UNSEEN:
-                return unseen
-            for more in await self._broker.claim(max(0, self._engine.room()), offers=True):
-                self._start(more)
-        return 0
+            room = max(0, self._engine.room())
+            if self._offered > room + _TOO_MANY or self._offered < room / 2:
+                await self._claim(room, offers=True)
 
     async def _claim_better(self) -> bool:
         """Without room: takes what is of a better class than something held, which the engine then preempts.
