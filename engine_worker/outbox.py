@@ -18,6 +18,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -59,22 +60,22 @@ class _Owned:
         return self.claim.request.sampling.n
 
     def add(self, chunk: Chunk, now_s: float) -> None:
-        """As a chunk of its own, or as more of the one before, where nobody would see the difference."""
         if not self.pending:
             self.held_since_s = now_s
-        before = self.pending[-1] if len(self.pending) > self.num_sent else None
-        if self.claim.request.is_streamed or before is None or not _may_follow_in_one(before, chunk):
-            self.pending.append(chunk)
+        self.pending.append(chunk)
+
+    def join(self) -> None:
+        """What has not been sent yet becomes as few chunks as it can, where nobody would see the difference."""
+        if self.claim.request.is_streamed or len(self.pending) - self.num_sent < 2:
             return
-        self.pending[-1] = msgspec.structs.replace(
-            chunk,
-            seq=before.seq,
-            token_ids=before.token_ids + chunk.token_ids,
-            text=before.text + chunk.text,
-            logprobs=_joined(before.logprobs, chunk.logprobs),
-            prompt_logprobs=_joined(before.prompt_logprobs, chunk.prompt_logprobs),
-            queued_ms=before.queued_ms,
-        )
+        unsent = [self.pending.pop() for _ in range(len(self.pending) - self.num_sent)][::-1]
+        together = [unsent[0]]
+        for before, chunk in pairwise(unsent):
+            if not _may_follow_in_one(before, chunk):
+                self.pending.append(_as_one(together))
+                together = []
+            together.append(chunk)
+        self.pending.append(_as_one(together))
 
     def is_due(self, now_s: float) -> bool:
         """Whether there is something that is to be published now."""
@@ -227,6 +228,7 @@ class Outbox:
         for owned in self._owned.values():
             chunks: list[Chunk] = []
             if everything or owned.is_due(now_s):
+                owned.join()
                 chunks = list(owned.pending)[:MAX_CHUNKS_PER_CALL]
                 owned.num_sent = max(owned.num_sent, len(chunks))
             held.append(Held(owned.claim.request.request_id, owned.claim.epoch, chunks))
@@ -284,10 +286,24 @@ def _may_follow_in_one(before: Chunk, chunk: Chunk) -> bool:
     return before.index == chunk.index and before.choice_end is None and before.finish is None
 
 
-def _joined(
-    first: list[PositionLogprobs] | None, second: list[PositionLogprobs] | None
-) -> list[PositionLogprobs] | None:
-    return second if first is None else first if second is None else first + second
+def _as_one(chunks: Sequence[Chunk]) -> Chunk:
+    first, last = chunks[0], chunks[-1]
+    if first is last:
+        return first
+    return msgspec.structs.replace(
+        last,
+        seq=first.seq,
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        text="".join(chunk.text for chunk in chunks),
+        logprobs=_joined(chunk.logprobs for chunk in chunks),
+        prompt_logprobs=_joined(chunk.prompt_logprobs for chunk in chunks),
+        queued_ms=first.queued_ms,
+    )
+
+
+def _joined(told: Iterable[list[PositionLogprobs] | None]) -> list[PositionLogprobs] | None:
+    lists = [positions for positions in told if positions is not None]
+    return [position for positions in lists for position in positions] if lists else None
 
 
 def _in_engine(engine_id: str, owned: _Owned) -> list[str]:

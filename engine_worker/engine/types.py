@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from engine_worker.engine.measurements import Measurements
 from engine_worker.protocol import Finish, PositionLogprobs, SamplingParams
 
@@ -44,8 +46,7 @@ class EngineRequest:
     """Output tokens that an earlier attempt already delivered: they count as output, are never emitted again."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True):
     """What one step (or, by OutputKind, all steps so far) produced for one request."""
 
     request_id: str
