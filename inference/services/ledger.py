@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from django.db import DataError, IntegrityError, transaction
+from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 
 from engine_worker.protocol import UsageEvent, charged_prompt_tokens, encode
@@ -33,6 +33,17 @@ _LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
 NOBODY: Final = "00000000-0000-0000-0000-000000000000"
 """Whom the operator's own test prompts are for: no tenant, and so no row."""
+
+
+_FIELDS: Final = [field.attname for field in UsageRecord._meta.concrete_fields if not field.primary_key]
+"""Named as their columns are."""
+_COLUMNS: Final = ", ".join(_FIELDS)
+# All rows are one value: lists of each column's, as `bulk_create` sends them, take their sender several times as long.
+_INSERT: Final = f"""
+INSERT INTO {UsageRecord._meta.db_table} ({_COLUMNS})
+SELECT {_COLUMNS} FROM json_populate_recordset(NULL::{UsageRecord._meta.db_table}, %s)
+RETURNING request_id, id
+"""  # noqa: S608 - no input
 
 
 class UnfitEvent(Exception):
@@ -205,6 +216,7 @@ def _row(event: UsageEvent, books: _Books) -> UsageRecord:
         claimed_at=None if event.claimed_at_ms is None else _moment(event.claimed_at_ms),
         first_token_at=None if event.first_token_at_ms is None else _moment(event.first_token_at_ms),
         finished_at=_moment(event.finished_at_ms),
+        recorded_at=timezone.now(),
     )
 
 
@@ -214,7 +226,7 @@ def _insert(rows: Sequence[UsageRecord]) -> dict[str, str]:
     ensure_partitions(row.created_at.date() for row in rows)
     try:
         with transaction.atomic():
-            UsageRecord.objects.bulk_create(_not_recorded(rows))
+            _write(_not_recorded(rows))
         return {}
     except (DataError, IntegrityError, ValueError):
         pass  # one of them is at fault: find out which
@@ -222,10 +234,21 @@ def _insert(rows: Sequence[UsageRecord]) -> dict[str, str]:
     for row in rows:
         try:
             with transaction.atomic():
-                UsageRecord.objects.bulk_create(_not_recorded([row]))
+                _write(_not_recorded([row]))
         except (DataError, IntegrityError, ValueError) as error:
             refused[row.request_id] = f"{type(error).__name__}: {error}"
     return refused
+
+
+def _write(rows: Sequence[UsageRecord]) -> None:
+    if not rows:
+        return
+    values = [{name: getattr(row, name) for name in _FIELDS} for row in rows]
+    with connection.cursor() as cursor:
+        cursor.execute(_INSERT, [msgspec.json.encode(values).decode()])
+        ids = dict(cursor.fetchall())
+    for row in rows:
+        row.pk = ids[row.request_id]
 
 
 def _not_recorded(rows: Sequence[UsageRecord]) -> list[UsageRecord]:

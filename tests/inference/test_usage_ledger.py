@@ -207,7 +207,7 @@ def test_the_ledger_settles_what_the_gateway_could_not(tenant):
         ({"model": "m" * 300}, "too long"),
         ({"request_id": "r" * 300}, "too long"),
         ({"request_id": ""}, "usage_has_a_request"),
-        ({"worker_id": "w\x001"}, "NUL"),
+        ({"worker_id": "w\x001"}, "u0000"),
     ],
 )
 def test_an_event_that_fits_nowhere_is_parked_and_blocks_nobody(tenant, given, reason):
