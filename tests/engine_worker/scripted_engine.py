@@ -53,6 +53,8 @@ class ScriptedEngine:
     """Raise EngineDead from `steps()` instead of making this step."""
     stop_after: int | None = None
     """Finish with reason `stop` after so many output tokens, if max_tokens does not end it first."""
+    clock_ahead_s: float = 0.0
+    """Of the machine's: deadlines come when a test says so."""
 
     _sequences: dict[str, _Sequence] = field(default_factory=dict)
     _steps: int = 0
@@ -139,7 +141,8 @@ class ScriptedEngine:
     def _advance(self, sequence: _Sequence) -> RequestOutput:
         request = sequence.request
         seq = sequence.produced
-        late = request.deadline_ms is not None and time.time() * 1000 >= request.deadline_ms
+        now_ms = (time.time() + self.clock_ahead_s) * 1000
+        late = request.deadline_ms is not None and now_ms >= request.deadline_ms
         reason = sequence.aborted or (FinishReason.DEADLINE if late else None)
         token_ids: list[int] = []
         while reason is None and len(token_ids) < self.tokens_per_step:

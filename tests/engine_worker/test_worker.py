@@ -155,8 +155,10 @@ async def test_what_the_engine_refuses_ends_with_a_typed_error(start, gateway, m
 async def test_a_deadline_ends_a_running_request(start, gateway, make, model, redis_url):
     running = start(ScriptedEngine(step_s=0.005))
     await put(
-        gateway, make("r1", created_at_ms=0, deadline_ms=300, sampling=SamplingParams(max_tokens=100_000))
+        gateway, make("r1", created_at_ms=0, deadline_ms=600_000, sampling=SamplingParams(max_tokens=100_000))
     )
+    await until(tokens_logged(gateway, model, "r1", 1))
+    running.engine.clock_ahead_s = 600
     await until(finished(gateway, model, "r1"))
     (event,) = await usage_events(redis_url, model)
     assert event.finish_reason == "deadline"
@@ -210,8 +212,8 @@ async def test_what_the_grace_period_does_not_finish_goes_on_elsewhere(
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-async def test_a_worker_that_drains_says_whether_it_comes_back(start, gateway, make, model, for_good):
-    running = start(ScriptedEngine(step_s=0.02))
+async def test_a_worker_that_drains_says_at_once_whether_it_comes_back(start, gateway, make, model, for_good):
+    running = start(ScriptedEngine(step_s=0.02), heartbeat_s=300)
     await put(gateway, make("r1", sampling=SamplingParams(max_tokens=200, seed=7)))
     await until(tokens_logged(gateway, model, "r1", 5))
     running.worker.stop(for_good=for_good)
