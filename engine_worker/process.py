@@ -19,6 +19,7 @@ from engine_worker.broker import WorkerBroker
 from engine_worker.engine.types import Engine
 from engine_worker.protocol import ModelCard
 from engine_worker.served_models import Make, ServedModels
+from engine_worker.starting import announced
 from engine_worker.tracing import set_up
 from engine_worker.worker import Worker
 from engine_worker.worker_config import WorkerConfig
@@ -123,10 +124,6 @@ def _end_at_once_on_signals() -> None:
 
 async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], config: WorkerConfig) -> int:
     _end_at_once_on_signals()
-    await engine.start()
-    if config.metrics_port:
-        metrics.serve(engine, model=config.model, host=config.metrics_host, port=config.metrics_port)
-
     broker = WorkerBroker(
         config.redis_url,
         model=config.model,
@@ -134,9 +131,13 @@ async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
         lease_ms=config.lease_ms,
         timeout_s=config.broker_timeout_s,
     )
-    worker = Worker(engine, broker, *describe(), config)
-    _on_signals(_Stop(worker))
     try:
+        async with announced(broker, every_s=config.heartbeat_s):
+            await engine.start()
+        if config.metrics_port:
+            metrics.serve(engine, model=config.model, host=config.metrics_host, port=config.metrics_port)
+        worker = Worker(engine, broker, *describe(), config)
+        _on_signals(_Stop(worker))
         code = await worker.run()
     finally:
         await broker.aclose()

@@ -321,6 +321,26 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     v: int = msgspec.field(default_factory=this_version)
 
 
+class StartStage:
+    """What a worker is at before it serves."""
+
+    LOADING: Final = "loading"
+    COMPILING: Final = "compiling"
+    """Its kernels, once per machine; or it waits for a process that does."""
+
+
+class WorkerStarting(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Worker -> Redis, about once a second until it serves."""
+
+    worker_id: str
+    model: str
+    stage: str
+    """See StartStage; there may be others."""
+    for_s: float
+    """At this stage, so far."""
+    v: int = msgspec.field(default_factory=this_version)
+
+
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 

@@ -25,6 +25,7 @@ from engine_worker.host_memory import NotEnoughMemory
 from engine_worker.model_card import ModelCardError
 from engine_worker.model_store import ModelNotFound, ModelStoreError
 from engine_worker.protocol import ModelCard, ProtocolError
+from engine_worker.starting import announced
 from engine_worker.waiting import Backoff, wait
 from engine_worker.withdrawals import Withdrawals
 from engine_worker.worker import Worker
@@ -98,12 +99,6 @@ class ServedModels:
         except ValueError as error:
             raise Refused(str(error), Refusal.MALFORMED) from error
         self._loading.add(name)
-        try:
-            engine, (card, tokenizer) = await self._start(name, source)
-        except Exception as error:
-            raise _refused(error) from error
-        finally:
-            self._loading.discard(name)
         config = replace(self._config, model=name)
         broker = WorkerBroker(
             config.redis_url,
@@ -112,6 +107,16 @@ class ServedModels:
             lease_ms=config.lease_ms,
             timeout_s=config.broker_timeout_s,
         )
+        try:
+            async with announced(broker, every_s=config.heartbeat_s):
+                engine, (card, tokenizer) = await self._start(name, source)
+        except BaseException as error:
+            await broker.aclose()
+            if isinstance(error, Exception):
+                raise _refused(error) from error
+            raise
+        finally:
+            self._loading.discard(name)
         try:
             if as_others:
                 await self._refuse_another_model(broker, card)

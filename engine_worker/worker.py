@@ -66,6 +66,8 @@ class Worker:
             engine, broker, self._outbox, self._phases, config, on_waiting=self._claimer.wake
         )
         self._handing_back = asyncio.Event()
+        self._news = asyncio.Event()
+        """Gateways should hear at once what the next heartbeat says."""
         self._goes_for_good = False
         self.owes_withdrawal = False
         """It went for good, and Redis was not there to be told."""
@@ -79,6 +81,7 @@ class Worker:
         """
         self._goes_for_good |= for_good
         self._stopping.set()
+        self._news.set()
 
     def hand_back(self) -> None:
         """As `stop`, and what runs goes back to the queue at once."""
@@ -216,7 +219,8 @@ class Worker:
                 if not is_lost:
                     _log.warning("heartbeat_failed", error=str(error))
                 is_lost = True
-            await asyncio.sleep(self._config.heartbeat_s)
+            await wait(self._news, self._config.heartbeat_s)
+            self._news.clear()
 
     # -- start and end -------------------------------------------------------------------------
 

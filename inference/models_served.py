@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker, TokenizerMissing
-from engine_worker.protocol import ModelCard, Rung
+from engine_worker.protocol import ModelCard, Rung, StartStage, WorkerStarting
 from inference.errors import ApiError, InvalidRequest, NotFound, Overloaded
 from inference.prompts import PromptRenderer
 from inference.site_policy import NO_DEFAULTS, Defaults, ModelRule, Policy, SitePolicy
@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 _REFRESH_S: Final = 1.0
 _UNAVAILABLE: Final = "model_unavailable"
 _UNKNOWN: Final = "model_not_found"
+_RETRY_S: Final = 5.0
+_COMPILING_S: Final = 60.0
+"""About as long as kernels are compiled on two cores; SDKs wait no longer than a minute."""
 WORKER_ABSENCE_S: Final = 30.0
 """A worker that restarts is waited for so long; then requests for its model are refused at once."""
 
@@ -66,10 +69,13 @@ class ModelCatalogue:
         self._unreadable: dict[str, ModelCard] = {}
         self._withdrawn: frozenset[str] = frozenset()
         """The operator unloaded them: not here, whoever names them."""
+        self._lapsed: frozenset[str] = frozenset()
+        """No worker has served them for a day."""
         self._leaving: frozenset[str] = frozenset()
         """The operator is unloading them: what runs goes on, and nothing begins."""
         self._is_without_any = False
         """No worker has registered one here yet: nobody can tell which there will be."""
+        self._starting: dict[str, WorkerStarting] = {}
         self._refreshed_at = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tokenise")
@@ -123,27 +129,34 @@ class ModelCatalogue:
                 code=_UNAVAILABLE,
                 retry_after_ms=60_000,
             )
-        if model is None and (name in self._withdrawn or not (is_expected or self._is_without_any)):
-            raise _not_found(asked)
+        if model is None and name in self._withdrawn:
+            raise _unloaded(asked)
+        if model is None and not (is_expected or self._is_without_any or name in self._starting):
+            raise _lapsed(asked) if name in self._lapsed else _not_found(asked)
         if model is None or not self._is_alive(name):
-            raise _no_worker(name)
+            raise _no_worker(name, self._starting.get(name))
         return model
 
     def refuse_leaving(self, name: str) -> None:
         """For who would begin. Raises NotFound."""
         if name in self._leaving:
-            raise _not_found(name)
+            raise _unloaded(name)
+
+    async def look(self) -> None:
+        """Reads anew what workers there are, for who waits. What Redis does not answer is no look."""
+        self._refresh_if_older(_REFRESH_S / 2)
+        if self._refresh is not None:
+            await asyncio.wait([self._refresh])
 
     def refuse_without_worker(
         self, name: str, *, has_begun: bool = False, waits_for_worker: bool = False
     ) -> None:
-        """For who waits, every few seconds: raises Overloaded where the last looks, for WORKER_ABSENCE_S, found no
-        worker, or NotFound where the operator unloaded it. What Redis did not answer is no look. `has_begun`: an
-        answer of which some is made waits for the next worker as long as it may; and who `waits_for_worker` does.
+        """For who waits, after each look: raises Overloaded where the last ones, for WORKER_ABSENCE_S, found no worker,
+        or NotFound where the operator unloaded it. `has_begun`: an answer of which some is made waits for the next
+        worker as long as it may; and who `waits_for_worker` does.
         """
-        self._refresh_if_stale()
         if name in self._withdrawn:
-            raise _not_found(name)
+            raise _unloaded(name)
         if has_begun:
             return
         self.refuse_leaving(name)
@@ -151,7 +164,7 @@ class ModelCatalogue:
             return
         gone_at = self._gone_at.get(name)
         if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
-            raise _no_worker(name)
+            raise _no_worker(name, self._starting.get(name))
 
     async def all(self, tenant_public_id: str = "") -> list[ServedModel]:
         """Those that this tenant ("": any) may use, aliases too, by name; without a worker for a while: left out."""
@@ -184,8 +197,11 @@ class ModelCatalogue:
         return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S
 
     def _refresh_if_stale(self) -> None:
+        self._refresh_if_older(_REFRESH_S)
+
+    def _refresh_if_older(self, than_s: float) -> None:
         is_running = self._refresh is not None and not self._refresh.done()
-        if not is_running and time.monotonic() - self._refreshed_at > _REFRESH_S:
+        if not is_running and time.monotonic() - self._refreshed_at > than_s:
             # For everybody: not in the context of the request that found the last reading too old.
             self._refresh = asyncio.create_task(self._read_cards(), name="model-catalogue", context=Context())
             self._refresh.add_done_callback(_swallow)
@@ -204,6 +220,7 @@ class ModelCatalogue:
         known_models = await self._broker.known_models()
         cards = known_models.cards
         workers = await self._broker.workers()
+        starting = await self._broker.starting()
         loop = asyncio.get_running_loop()
         for card in cards:
             known = self._models.get(card.model)
@@ -228,7 +245,8 @@ class ModelCatalogue:
             # At once: requests look at both while the cards after this one are still being read. A gateway that
             # has just started gives an absent worker the same grace.
             self._alive_at.setdefault(card.model, time.monotonic())
-        self._withdrawn = known_models.withdrawn
+        self._starting = starting
+        self._withdrawn, self._lapsed = known_models.withdrawn, known_models.lapsed
         self._is_without_any = not (cards or self._withdrawn)
         now = time.monotonic()
         for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
@@ -275,24 +293,37 @@ def refuse_other_kind(model: ServedModel, kind: str) -> None:
 def refused_in_the_queue(code: str, message: str) -> ApiError | None:
     """The error with which `refuse_without_worker` ended it; None: that was not what ended it."""
     if code == _UNAVAILABLE:
-        return Overloaded(message, code=code, retry_after_ms=5000)
+        return Overloaded(message, code=code, retry_after_ms=round(_RETRY_S * 1000))
     return NotFound(message, code=code, param="model") if code == _UNKNOWN else None
 
 
-def _no_worker(name: str) -> Overloaded:
-    return Overloaded(
-        f"No worker serves '{name}' at the moment. Try again shortly.",
-        code=_UNAVAILABLE,
-        retry_after_ms=5000,
-    )
+def _no_worker(name: str, starting: WorkerStarting | None) -> Overloaded:
+    words, retry_after_s = f"No worker serves '{name}' at the moment. Try again shortly.", _RETRY_S
+    if starting is not None and starting.stage == StartStage.COMPILING:
+        words = (
+            f"The worker of '{name}' is starting: it compiles its kernels, once per machine, which takes a minute or "
+            f"two. It has been at it for {starting.for_s:.0f} s."
+        )
+        retry_after_s = max(_RETRY_S, _COMPILING_S - starting.for_s)
+    elif starting is not None:
+        words = f"A worker is loading '{name}', for {starting.for_s:.0f} s so far. Try again shortly."
+    return Overloaded(words, code=_UNAVAILABLE, retry_after_ms=round(retry_after_s * 1000))
 
 
 def _not_found(name: str) -> NotFound:
-    return NotFound(
-        f"The model '{name[:200]}' does not exist or you do not have access to it.",
-        code=_UNKNOWN,
-        param="model",
-    )
+    return _none_such(f"The model '{name[:200]}' does not exist or you do not have access to it.")
+
+
+def _unloaded(name: str) -> NotFound:
+    return _none_such(f"The model '{name}' was unloaded: it is not served any more.")
+
+
+def _lapsed(name: str) -> NotFound:
+    return _none_such(f"The model '{name}' was served once, and has had no worker for a day.")
+
+
+def _none_such(words: str) -> NotFound:
+    return NotFound(f"{words} GET /v1/models lists those that you may use.", code=_UNKNOWN, param="model")
 
 
 def _swallow(task: asyncio.Task[None]) -> None:

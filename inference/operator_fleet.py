@@ -54,7 +54,7 @@ def unload(request: HttpRequest) -> HttpResponse:
     question = Question(
         f"Unload {model}?",
         f"{worker} takes nothing new for it, finishes what runs, and gives the rest back to the queue. Where no other "
-        "worker serves the model, its requests wait, and then are refused.",
+        "worker serves the model, what waits for it is refused.",
         "Unload it",
     )
     return ask_operator(request, question, back=reverse("admin_live"))

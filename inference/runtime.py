@@ -21,6 +21,7 @@ from inference.settlements import Settlements
 from inference.site_policy import SitePolicy
 from inference.streams import LiveStreams
 from inference.tenant_watch import TenantWatch
+from inference.worker_watch import WorkerWatch
 from tenants.quotas.store import QuotaStore
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class Runtime:
         self.models = ModelCatalogue(self.broker, self.policy, expected=settings.EXPECTED_MODELS)
         self.detached = Detached(self.broker, self.streams.channel)
         self.tenants = TenantWatch()
+        self.workers = WorkerWatch(self.models)
         self.lag = LoopLag()
         self.reservations = ReservationWatch(self.quotas)
         self.settlements = Settlements(self.quotas, self.spawn)
@@ -100,6 +102,7 @@ class Runtime:
             task.cancel()
         self.lag.close()
         await self.tenants.aclose()
+        await self.workers.aclose()
         await self.reservations.aclose()
         await self.detached.aclose()
         await self.streams.aclose()

@@ -29,6 +29,7 @@ from engine_worker.protocol import (
     GenerateRequest,
     ModelCard,
     UsageEvent,
+    WorkerStarting,
     WorkerStatus,
     decode,
 )
@@ -66,6 +67,8 @@ class KnownModels:
     """Of models that have, or within a day had, a worker; by name."""
     withdrawn: frozenset[str]
     """Names of those whose last worker was told to go for good: see `WorkerBroker.withdraw`."""
+    lapsed: frozenset[str]
+    """Names of those that have had no worker for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +243,18 @@ class GatewayBroker:
         return (await self.known_models()).cards
 
     async def known_models(self) -> KnownModels:
-        cards, withdrawn = [], set()
+        cards: list[ModelCard] = []
+        withdrawn: set[str] = set()
+        lapsed: set[str] = set()
         async with bounded(self._timeout_s):
             for model in await self._models_known():
                 prefix = keys.model_prefix(model)
                 card, mark = cast(list[Any], await self._redis.mget([prefix + "card", prefix + "withdrawn"]))
                 if card is not None:
                     cards.append(decode(card, ModelCard))
-                elif mark is not None:
-                    withdrawn.add(model)
-        return KnownModels(cards, frozenset(withdrawn))
+                else:
+                    (lapsed if mark is None else withdrawn).add(model)
+        return KnownModels(cards, frozenset(withdrawn), frozenset(lapsed))
 
     async def tokenizer_json(self, sha256: str) -> bytes:
         """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, TokenizerMissing."""
@@ -272,6 +277,21 @@ class GatewayBroker:
                     )
                     statuses += [decode(status, WorkerStatus) for status in found if status]
         return statuses
+
+    async def starting(self) -> dict[str, WorkerStarting]:
+        """By model: what a worker that will serve it is at, or was within the last 15 s."""
+        found: dict[str, WorkerStarting] = {}
+        async with bounded(self._timeout_s):
+            members: set[bytes] = await cast(Any, self._redis.smembers(keys.STARTING))
+            for model in sorted(member.decode() for member in members):
+                status: Any = await self._redis.get(keys.model_prefix(model) + "starting")
+                if status is None:
+                    await cast(
+                        Any, self._redis.srem(keys.STARTING, model)
+                    )  # one that starts adds itself again
+                else:
+                    found[model] = decode(status, WorkerStarting)
+        return found
 
     async def _models_known(self) -> list[str]:
         members: set[bytes] = await cast(Any, self._redis.smembers(keys.MODELS))

@@ -34,6 +34,7 @@ the prefix, so it carries the same tag and lies in the same slot.
     usage                 stream  UsageEvents the ledger has not taken       acknowledged (4)
     card                  string  ModelCard                                  24 h after the last heartbeat
     withdrawn             string  its last worker was told to go for good    a worker registers (7)
+    starting              string  WorkerStarting, of the last that said so   15 s after it
     workers               zset    worker ids by last heartbeat, server ms    60 s after the last heartbeat
     worker:ID             string  WorkerStatus                               15 s after its heartbeat
 
@@ -41,6 +42,7 @@ the prefix, so it carries the same tag and lies in the same slot.
 
     outside any tag, by single commands
     weir:models           set     models that ever had a worker              never (5)
+    weir:starting         set     models that have `starting`                found to be gone
     weir:tokenizer:SHA    string  bytes of a tokenizer.json                  24 h after the last heartbeat
     weir:control:WORKER   list    ModelCommands for a worker process         300 s after its last heartbeat
     weir:answer:COMMAND   list    its ModelAnswer                            24 h
@@ -62,6 +64,7 @@ from __future__ import annotations
 from typing import Final
 
 MODELS: Final = "weir:models"
+STARTING: Final = "weir:starting"
 
 CARD_TTL_S: Final = 24 * 3600
 WORKER_TTL_MS: Final = 15_000

@@ -17,6 +17,7 @@ from engine_worker.protocol import (
     GenerateRequest,
     ModelCard,
     ProtocolError,
+    WorkerStarting,
     WorkerStatus,
     decode,
     encode,
@@ -102,6 +103,17 @@ class WorkerBroker:
     async def aclose(self) -> None:
         for client in (self._scripts, self._redis, self._work, self._better):
             await disconnect(client)
+
+    async def starts(self, status: WorkerStarting) -> None:
+        """It will serve the model: what it is at until then, for who asks meanwhile."""
+        async with bounded(self._timeout_s):
+            await self._redis.set(self._prefix + "starting", encode(status), px=keys.WORKER_TTL_MS)
+            await cast(Any, self._redis.sadd(keys.STARTING, self.model))
+
+    async def starts_no_more(self) -> None:
+        """It will not."""
+        async with bounded(self._timeout_s):
+            await self._redis.delete(self._prefix + "starting")
 
     async def register(self, card: ModelCard, tokenizer_json: bytes) -> None:
         """Makes the model known to gateways. The tokenizer goes first: a card never names a missing one."""

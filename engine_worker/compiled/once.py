@@ -6,13 +6,15 @@ import fcntl
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Final
 
 import llvmlite.binding
 import numba
 import structlog
+
+from engine_worker.starting import compiling_kernels
 
 log = structlog.get_logger(__name__)
 
@@ -30,19 +32,21 @@ def compiling(directory: Path | None = None, *, patience_s: float = _PATIENCE_S)
     """
     directory = directory or Path(numba.config.CACHE_DIR)
     is_done = directory / f"compiled-{_processor()}"
+    lock: IO[str] | None = None
+    stage: AbstractContextManager[None] = compiling_kernels()
     try:
         if is_done.exists():
-            lock = None
+            stage = nullcontext()
         else:
             directory.mkdir(parents=True, exist_ok=True)
             lock = (directory / ".compiling.lock").open("w")
     except OSError as error:  # numba can't keep anything there either
         log.warning("kernels_are_not_kept", directory=str(directory), error=str(error))
-        lock = None
     if lock is None:
-        yield
+        with stage:
+            yield
         return
-    with lock:
+    with lock, stage:
         began = time.monotonic()
         _take(lock, patience_s)
         if not is_done.exists():

@@ -42,8 +42,6 @@ WAITED_IN_VAIN: Final = "waited_in_vain"
 """The code of the error of who was ended in the queue."""
 _END_WAIT_S: Final = 15.0
 """So long is a cancelled generation's last chunk waited for, to settle at once; the ledger settles it anyway."""
-_LOOK_S: Final = 5.0
-"""So often who waits for a worker looks whether there is one."""
 _OVERDUE_S: Final = 10.0
 """So long after its deadline a generation that nobody ends is given up."""
 
@@ -101,6 +99,7 @@ class Generation:
         self._give_up_at = asyncio.get_running_loop().time() + ticket.lifetime_s + _OVERDUE_S
         self._is_barred = False
         runtime.tenants.add(self)
+        runtime.workers.add(self)
         if ticket.take_again is not None:
             runtime.reservations.add(self)
 
@@ -129,7 +128,7 @@ class Generation:
         Raises ApiError when the rest will not come, or the end is not a good one.
         """
         try:
-            chunk = await self._heard(timeout_s)
+            chunk = await self._stream.next(timeout_s)
         except StreamLost as error:
             log.warning("stream_lost", request_id=self.ticket.request_id, reason=str(error))
             raise GenerationFailed(
@@ -143,18 +142,9 @@ class Generation:
             return None
         return self._seen(chunk)
 
-    async def _heard(self, timeout_s: float) -> Chunk | None:
-        """As the stream's. While nothing comes it looks now and then whether there is a worker to wait for."""
-        while timeout_s > 0:
-            chunk = await self._stream.next(min(timeout_s, _LOOK_S))
-            if chunk is not None or self._runtime.is_stopping:
-                return chunk
-            await self._give_up_without_worker()
-            timeout_s -= _LOOK_S
-        return await self._stream.next(max(0.0, timeout_s))
-
-    async def _give_up_without_worker(self) -> None:
-        """Its end comes as a chunk then, for the record as for the client; unless a worker has it after all."""
+    async def give_up_without_worker(self) -> None:
+        """Where the last look found none to wait for. Its end comes as a chunk then, for the record as for the client;
+        unless a worker has it after all."""
         try:
             self._runtime.models.refuse_without_worker(
                 self.ticket.model,

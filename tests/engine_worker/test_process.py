@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from engine_worker.broker import GatewayBroker
-from engine_worker.protocol import SamplingParams
+from engine_worker.process import _SAME_STOP_S
+from engine_worker.protocol import SamplingParams, StartStage
 from tests.engine_worker.broker.driving import put, until, usage_events
 from tests.engine_worker.scripted_engine import expected_output
 
@@ -91,12 +91,9 @@ async def test_a_second_signal_hands_back_at_once(spawn, gateway, make, model):
         return any(status.draining for status in await gateway.workers() if status.model == model)
 
     await until(drains)
-    deadline = time.monotonic() + 60
-    while process.poll() is None:  # one that comes at once with the first is the same
-        assert time.monotonic() < deadline, "it goes on"
-        process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-    _, log = process.communicate(timeout=20)
+    await asyncio.sleep(_SAME_STOP_S)  # one that comes at once with the first is the same
+    process.send_signal(signal.SIGTERM)
+    _, log = process.communicate(timeout=60)
     assert process.returncode == 0, log
     state = await gateway.request_state(model, "r1")
     assert (state.state, state.attempts) == ("queued", 0)
@@ -138,6 +135,13 @@ def test_a_signal_before_it_serves_ends_it_at_once(spawn, number):
     assert any("event=starting" in line for line in process.stderr)
     process.send_signal(number)
     assert process.wait(timeout=20) == -number
+
+
+async def test_it_is_known_while_it_starts(spawn, gateway, model):
+    process = spawn(SCRIPTED_BUSY="1")
+    while "event=starting" not in process.stderr.readline():
+        assert process.poll() is None
+    assert (await gateway.starting())[model].stage == StartStage.LOADING
 
 
 async def test_kill_9_in_mid_stream_changes_nothing_for_the_client(spawn, gateway, make, model, redis_url):

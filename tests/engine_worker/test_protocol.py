@@ -23,6 +23,7 @@ from engine_worker.protocol import (
     SamplingParams,
     TokenLogprob,
     UsageEvent,
+    WorkerStarting,
     WorkerStatus,
     decode,
     encode,
@@ -105,6 +106,7 @@ MESSAGES: list[Any] = [
         tokenizer_sha256="s",
         chat_template="{{ x }}",
     ),
+    WorkerStarting(worker_id="w", model="m", stage="compiling", for_s=1.5),
     WorkerStatus(
         worker_id="w",
         model="m",

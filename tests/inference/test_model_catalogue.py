@@ -12,6 +12,7 @@ from msgspec import structs
 from redis import asyncio as aioredis
 
 from engine_worker.broker import GatewayBroker, WorkerBroker, keys
+from engine_worker.protocol import StartStage, WorkerStarting
 from inference import models_served
 from inference.errors import NotFound, Overloaded
 from inference.models_served import ModelCatalogue
@@ -122,6 +123,61 @@ async def test_before_the_first_worker_has_come_any_model_is_only_away(runtime, 
         await broker.aclose()
         await server.flushdb()
         await server.aclose()
+
+
+@pytest.mark.parametrize(
+    ("stage", "for_s", "words", "retry_after_ms"),
+    [
+        (StartStage.LOADING, 12.3, "is loading '.*', for 12 s so far", 5000),
+        (StartStage.COMPILING, 20.4, "compiles its kernels, once .* a minute or two.* 20 s", 39_600),
+        (StartStage.COMPILING, 200, "compiles its kernels, .* 200 s", 5000),
+        ("of a newer worker", 3, "is loading", 5000),
+    ],
+)
+async def test_while_its_worker_starts_who_asks_hears_what_that_is_at(
+    runtime, stage, for_s, words, retry_after_ms
+):
+    model, other = (f"m-{uuid.uuid4().hex}" for _ in range(2))
+    workers = [
+        WorkerBroker(settings.REDIS_URL, model=name, worker_id="w", timeout_s=5) for name in (model, other)
+    ]
+    catalogue = ModelCatalogue(runtime.broker, runtime.policy)
+    try:
+        await workers[1].withdraw()
+        await workers[1]._redis.sadd(keys.MODELS, other)  # so that what nobody serves is unknown
+        await workers[0].starts(WorkerStarting(worker_id="w", model=model, stage=stage, for_s=for_s))
+        with pytest.raises(Overloaded, match=words) as away:
+            await catalogue.get(model)
+        assert (away.value.code, away.value.retry_after_ms) == ("model_unavailable", retry_after_ms)
+        with pytest.raises(NotFound, match="does not exist"):
+            await catalogue.get(f"{model}-other")
+    finally:
+        await catalogue.aclose()
+        for worker in workers:
+            await worker.starts_no_more()
+            await worker._redis.delete(keys.model_prefix(worker.model) + "withdrawn")
+            await worker.aclose()
+
+
+async def test_a_model_that_has_had_no_worker_for_a_day_was_served_once(runtime):
+    first, second = (structs.replace(a_card(), model=f"m-{uuid.uuid4().hex}") for _ in range(2))
+    workers = [
+        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+        for card in (first, second)
+    ]
+    catalogue = ModelCatalogue(runtime.broker, runtime.policy)
+    try:
+        for worker, card in zip(workers, (first, second), strict=True):
+            await worker.register(card, byte_tokenizer().to_str().encode())
+        await workers[0]._redis.delete(keys.model_prefix(first.model) + "card")  # as its time lets it lapse
+        with pytest.raises(NotFound, match=r"was served once.* no worker for a day\. GET /v1/models") as gone:
+            await catalogue.get(first.model)
+        assert gone.value.code == "model_not_found"
+    finally:
+        await catalogue.aclose()
+        await workers[1]._redis.delete(keys.model_prefix(second.model) + "card")
+        for worker in workers:
+            await worker.aclose()
 
 
 async def test_a_model_that_was_unloaded_is_unknown_though_the_operator_names_it(runtime, monkeypatch):

@@ -26,12 +26,12 @@ from inference.models_served import ModelCatalogue, ServedModel
 from inference.prompts import PromptRenderer
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
-from inference.services import generation as generation_module
 from inference.services.collect import collect
 from inference.services.refusal import duration
 from inference.services.resume import resume
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
+from inference.worker_watch import WorkerWatch
 from tenants.principal import LimitMetric, Principal
 from tests.engine_worker.models import a_card, byte_tokenizer
 from tests.factories import a_limit, a_principal
@@ -259,7 +259,7 @@ async def test_who_waits_hears_that_no_worker_is_left(runtime, model, principal,
     """
     monkeypatch.setattr(models_served, "WORKER_ABSENCE_S", 2.0)
     monkeypatch.setattr(models_served, "_REFRESH_S", 0.1)
-    monkeypatch.setattr(generation_module, "_LOOK_S", 0.2)
+    monkeypatch.setattr(WorkerWatch, "INTERVAL_S", 0.2)
     name, prompt = model.card.model, 3
     patient = replace(principal, tier=replace(principal.tier, max_queued_per_tenant=100))
     late = replace(patient, tier=replace(patient.tier, name=settings.BATCH_TIER))

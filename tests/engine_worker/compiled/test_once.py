@@ -13,6 +13,7 @@ import structlog
 
 pytest.importorskip("numba")
 
+from engine_worker import starting
 from engine_worker.compiled.once import compiling
 from tests.e2e.site import ROOT
 
@@ -83,6 +84,17 @@ def test_the_lock_of_one_that_was_killed_is_free_and_of_one_that_hangs_is_not_wa
     with structlog.testing.capture_logs() as told, compiling(tmp_path, patience_s=60):
         pass
     assert [line["event"] for line in told] == ["kernels_compiling", "kernels_ready"]
+
+
+@pytest.mark.parametrize("place", ["cache", "file/cache"])
+def test_it_is_known_that_kernels_are_compiled(tmp_path: Path, place: str):
+    (tmp_path / "file").touch()
+    known = []
+    for _ in range(2):
+        with compiling(tmp_path / place):
+            known.append(starting._KERNELS.compiling_since is not None)
+        assert starting._KERNELS.compiling_since is None
+    assert known == [True, place != "cache"]
 
 
 def test_a_place_that_can_not_be_written_is_said_and_no_hindrance(tmp_path: Path):
