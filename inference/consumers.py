@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from engine_worker.broker import BrokerUnavailable
 from engine_worker.protocol import Finish, charged_prompt_tokens
-from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed
+from inference.errors import ApiError, GenerationFailed, InvalidRequest, NotAllowed, NotFound
 from inference.outages import outage
 from inference.pace import Pace
 from inference.runtime import get_runtime
@@ -44,6 +44,7 @@ GENERATIONS_MAX: Final = 8
 """At once on one socket."""
 _SILENCE_S: Final = 10.0
 CLOSE_SIGNED_OUT: Final = 4401
+_NOT_FOUND: Final = "generation_not_found"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,6 +57,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
     async def connect(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[str, Generation] = {}
+        self._stopped_early: set[str] = set()
         await self.accept()
         if not self.scope["user"].is_authenticated:
             await self._error(None, NotAllowed("Sign in first.", code="signed_out"))
@@ -77,10 +79,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 raise InvalidRequest("Send JSON in text frames.")
             frame = read_json_frame(text_data.encode(), frames.ClientFrame)
             if isinstance(frame, frames.Stop):
-                if generation := self._generations.get(frame.id):
-                    await get_runtime().broker.cancel(generation.ticket.model, generation.ticket.request_id)
-                elif task := self._tasks.get(frame.id):
-                    task.cancel()  # still being prepared
+                await self._stop(frame.id)
             else:
                 self._begin(frame)
         except ApiError as error:
@@ -97,9 +96,19 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             )
         if len(self._tasks) >= GENERATIONS_MAX:
             raise InvalidRequest(f"At most {GENERATIONS_MAX} generations run at once on one connection.")
-        task = asyncio.create_task(self._run(frame), name=f"chat-{frame.id}")
-        self._tasks[frame.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
+        self._tasks[frame.id] = asyncio.create_task(self._run(frame), name=f"chat-{frame.id}")
+
+    async def _stop(self, frame_id: str) -> None:
+        if generation := self._generations.get(frame_id):
+            await _cancel(generation)
+        elif frame_id in self._tasks:
+            self._stopped_early.add(frame_id)  # still being prepared
+        else:
+            raise NotFound(
+                f"No generation with the id '{frame_id}' runs on this connection.",
+                code=_NOT_FOUND,
+                param="id",
+            )
 
     async def _run(self, frame: frames.Start | frames.Resume) -> None:
         try:
@@ -110,6 +119,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 generation = await self._resume(frame)
                 pace, from_seq = Pace(is_resumed=True), frame.from_seq
             self._generations[frame.id] = generation
+            if frame.id in self._stopped_early:
+                await _cancel(generation)
             await self._relay(frame.id, generation, pace, from_seq)
         except ApiError as error:
             await self._error(frame.id, error)
@@ -117,6 +128,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             await self._error(frame.id, _told(error))
         finally:
             self._generations.pop(frame.id, None)
+            self._tasks.pop(frame.id, None)
+            self._stopped_early.discard(frame.id)
 
     async def _start(self, frame: frames.Start) -> Generation:
         runtime = get_runtime()
@@ -212,9 +225,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             await self.send(text_data=_encode(frame).decode())
 
     async def _refuse(self, text: str | None, error: ApiError) -> None:
-        """A frame, and not the generation whose id it has, if that runs."""
+        """A frame, and not the generation whose id it has, if that runs or there is none to be stopped."""
         named = _id_in(text)
-        if named in self._tasks:
+        if named in self._tasks or error.code == _NOT_FOUND:
             await self._send(
                 frames.ErrorFrame(
                     id=None, refused_id=named, error=error.body(), retry_after_ms=error.retry_after_ms
@@ -227,6 +240,10 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         await self._send(
             frames.ErrorFrame(id=frame_id, error=error.body(), retry_after_ms=error.retry_after_ms)
         )
+
+
+async def _cancel(generation: Generation) -> None:
+    await get_runtime().broker.cancel(generation.ticket.model, generation.ticket.request_id)
 
 
 async def _cost_microusd(model: str, finish: Finish, began_at: datetime) -> int | None:

@@ -82,6 +82,6 @@ class ErrorFrame(msgspec.Struct, tag="error", kw_only=True):
     id: str | None
     """The generation that ends with it; null: none does."""
     refused_id: str | None = None
-    """What the refused frame named, where that generation goes on."""
+    """What the refused frame named, where no generation ends by that: it goes on, or there is none."""
     error: dict[str, Any]
     retry_after_ms: int | None = None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.test import Client
+from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -18,7 +21,9 @@ from tenants.models import Role, User
 from tenants.principal import LimitMetric
 from tenants.services import add_member, set_model_price, suspend_tenant
 from tests.e2e.site import MODEL, Site, wait_until
+from tests.engine_worker.models import a_card
 from tests.factories import TEST, Cast, make_cast, make_tier, make_user, set_limit
+from tests.inference.api.test_life import HEARD_WITHIN_S, as_its_worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -127,6 +132,43 @@ def test_a_refused_frame_does_not_end_the_generation_that_it_names(site, cast):
         say(connection, type="stop", id="g1")
         frames = hear_until(connection, "g1", "done", "error")
         assert frames[-1]["finish_reason"] == "cancelled"
+
+
+def test_a_stop_is_answered_whether_or_not_there_is_something_to_stop(site, cast):
+    with socket(site, cast.member) as connection:
+        for name in ("never", "ended"):
+            if name == "ended":
+                say(connection, **start(name, 1))
+                hear_until(connection, name, "done")
+            say(connection, type="stop", id=name)
+            told = hear(connection)
+            assert (told["type"], told["id"], told["refused_id"]) == ("error", None, name)
+            assert (told["error"]["code"], told["error"]["param"]) == ("generation_not_found", "id")
+        # In the same breath: the second finds the first still being prepared.
+        say(connection, **start("g1", 3000))
+        say(connection, type="stop", id="g1")
+        assert hear_until(connection, "g1", "done", "error")[-1]["finish_reason"] == "cancelled"
+        say(connection, **start("g1"))
+        assert hear_until(connection, "g1", "done", "error")[-1]["finish_reason"] == "length"
+
+
+def test_who_waits_for_a_model_that_is_unloaded_hears_it_at_once(site, cast):
+    card = structs.replace(a_card(), chat_template="{{ messages[0]['content'] }}")
+    asyncio.run(as_its_worker(card, loads=True))
+    with socket(site, cast.member) as connection:
+        deadline = time.monotonic() + 30
+        while True:  # gateways look for new models once a second
+            say(connection, **start("g1", 5) | {"model": card.model})
+            if hear(connection)["type"] == "started":
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        asyncio.run(as_its_worker(card, loads=False))
+        unloaded_at = time.monotonic()
+        error = hear_until(connection, "g1", "done", "error")[-1]["error"]
+        assert time.monotonic() - unloaded_at < HEARD_WITHIN_S
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "was unloaded" in error["message"]
 
 
 def test_several_at_once(site, cast):

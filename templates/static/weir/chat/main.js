@@ -155,7 +155,8 @@ function stop() {
 }
 
 function onFrame(frame) {
-  if (frame.type === "error" && !frame.id) announce(frame.error.message);
+  // What could not be stopped any more has ended: the page shows that already.
+  if (frame.type === "error" && !frame.id && frame.error.code !== "generation_not_found") announce(frame.error.message);
   const found = underWay.get(frame.id);
   if (!found) return; // an answer of a conversation that was deleted
   const { exchange } = found;
