@@ -6,6 +6,7 @@ import re
 import sys
 from typing import Final
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
@@ -29,7 +30,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     is_browser = "text/html" in request.headers.get("Accept", "")
-    if _asks_as_program(request) or (lacks_its_base(request.path_info) and not is_browser):
+    is_program = lacks_its_base(request.path_info) or _speaks_as_program(request)
+    if _asks_as_program(request) or (is_program and not is_browser):
         return no_such_url(request)
     return defaults.page_not_found(request, exception)
 
@@ -73,12 +75,21 @@ def _come_back(request: HttpRequest, away: Overloaded) -> HttpResponse:
 def no_such_url(request: HttpRequest) -> HttpResponse:
     path = request.path_info
     words = f"There is no {request.method} {request.path[:200]} here."
-    if lacks_its_base(path):
-        words += " The base URL ends in /v1."
-    if meant := nearest_route(path):
+    if not _asks_as_program(request):
+        words += f" The base URL of the API is {settings.BASE_URL}/v1."
+    if meant := nearest_route(request.method or "", path):
         words += f" Did you mean {meant}?"
     return render_error(request, NotFound(words, code="unknown_url"))
 
 
 def _asks_as_program(request: HttpRequest) -> bool:
     return _FOR_PROGRAMS.match(request.path_info) is not None
+
+
+def _speaks_as_program(request: HttpRequest) -> bool:
+    """It sends JSON or asks for it, or shows a key."""
+    headers = request.headers
+    says_json = "json" in headers.get("Accept", "") or request.content_type == "application/json"
+    return (
+        says_json or "x-api-key" in headers or headers.get("Authorization", "").lower().startswith("bearer ")
+    )

@@ -15,11 +15,12 @@ from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import ResolverMatch, resolve
+from django.urls import Resolver404, ResolverMatch, resolve
 from django.utils.log import log_response
 from django.utils.module_loading import import_string
 
 from inference.database_thread import DatabaseThread
+from inference.nearest_route import has_dots
 from weir.turnstile import Turnstile
 
 _Application: TypeAlias = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -152,6 +153,8 @@ async def _received(receive: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _resolved(_urlconf: str, path: str) -> ResolverMatch:
+    if has_dots(path):
+        raise Resolver404({"path": path})  # where an id stands it would be taken for one
     return resolve(path)
 
 

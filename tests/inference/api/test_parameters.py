@@ -17,29 +17,39 @@ from tests.inference.api.test_errors import CHAT, GOOD, error_of
 
 
 @pytest.mark.parametrize(
-    ("path", "meant"),
+    ("method", "path", "meant"),
     [
-        ("models/", "/v1/models"),
-        ("chat/completions/", "/v1/chat/completions"),
-        ("//files//x/content//", "/v1/files/x/content"),
-        ("chat/completion", "/v1/chat/completions"),
-        ("v1/chat/completions", "/v1/chat/completions"),
-        ("request/chatcmpl-1/stream", "/v1/requests/chatcmpl-1/stream"),
-        ("file/0123456789abcdef", "/v1/files/0123456789abcdef"),
-        ("organisation/limit", "/v1/organization/limits"),
-        ("paint/0123456789abcdef", None),
-        ("images/generations", None),
-        ("models" * 50, None),
-        ("nothing/", None),
-        ("nothing", None),
+        ("GET", "models/", "/v1/models"),
+        ("POST", "models/", None),
+        ("POST", "chat/completions/", "/v1/chat/completions"),
+        ("GET", "//files//x/content//", "/v1/files/x/content"),
+        ("POST", "chat/completion", "/v1/chat/completions"),
+        ("GET", "chat/completion", None),
+        ("POST", "v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "request/chatcmpl-1/stream", "/v1/requests/chatcmpl-1/stream"),
+        ("GET", "file/0123456789abcdef", "/v1/files/0123456789abcdef"),
+        ("DELETE", "file/0123456789abcdef", "/v1/files/0123456789abcdef"),
+        ("POST", "file/0123456789abcdef", None),
+        ("DELETE", "keys/0123456789abcdef", None),
+        ("GET", "organisation/limit", "/v1/organization/limits"),
+        ("GET", "paint/0123456789abcdef", None),
+        ("POST", "images/generations", None),
+        ("GET", "models" * 50, None),
+        ("GET", "nothing/", None),
+        ("POST", "nothing", None),
+        # Where an id stands they would be taken for one.
+        ("GET", "requests/%2e%2e/models", "/v1/models"),
+        ("POST", "requests/%2e%2e/cancel", None),
+        ("GET", "models/%2e%2e/%2e/keys", "/v1/keys"),
+        ("GET", "requests/%2e%2e", None),
+        ("GET", "requests/%2e%2e/%2e%2e/admin", None),
     ],
 )
-def test_the_nearest_address_is_told(http, path, meant):
-    for method in ("GET", "POST"):
-        answer = http.request(method, str(http.base_url) + path)
-        error = error_of(answer)
-        assert (answer.status_code, error["code"]) == (404, "unknown_url")
-        assert error["message"].endswith(f"Did you mean {meant}?" if meant else "here.")
+def test_the_nearest_address_that_takes_the_method_is_told(http, method, path, meant):
+    answer = http.request(method, str(http.base_url) + path)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert error["message"].endswith(f"Did you mean {meant}?" if meant else "here.")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,7 @@ def test_the_nearest_address_is_told(http, path, meant):
         ("/models", "/v1/models"),
         ("/models/some/name", "/v1/models/some/name"),
         ("/openai/v1/chat/completions", "/v1/chat/completions"),
+        ("/V1/chat/completions", "/v1/chat/completions"),
     ],
 )
 def test_a_base_url_that_is_none_is_told(site, path, meant):
@@ -57,11 +68,37 @@ def test_a_base_url_that_is_none_is_told(site, path, meant):
     answer = httpx.request(method, site.url + path, timeout=60)
     error = error_of(answer)
     assert (answer.status_code, error["code"]) == (404, "unknown_url")
-    assert error["message"].endswith(f" here. The base URL ends in /v1. Did you mean {meant}?")
-    for_people = httpx.get(site.url + path, headers={"Accept": "text/html,*/*;q=0.8"}, timeout=60)
+    assert re.search(
+        rf" here\. The base URL of the API is http://\S+/v1\. Did you mean {meant}\?$", error["message"]
+    )
+    for_people = httpx.get(site.url + path, headers=AS_BROWSERS, timeout=60)
     assert (for_people.status_code, for_people.headers["Content-Type"][:9]) == (404, "text/html")
     anthropic = httpx.post(site.url + path, headers={"anthropic-version": "2023-06-01"}, timeout=60)
     assert anthropic.json()["error"]["type"] == "not_found_error"
+
+
+AS_BROWSERS = {"Accept": "text/html,application/xhtml+xml,application/json;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/api/tags"), ("POST", "/api/chat"), ("GET", "/V1/paint")]
+)
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        {"Accept": "application/json"},
+        {"Authorization": "Bearer wr_x"},
+        {"x-api-key": "wr_x"},
+        {"Content-Type": "application/json; charset=utf-8"},
+    ],
+)
+def test_programs_elsewhere_are_told_in_json_where_the_api_is(site, method, path, spoken):
+    answer = httpx.request(method, site.url + path, headers=spoken, timeout=60)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert re.search(r" here\. The base URL of the API is http://\S+/v1\.$", error["message"])
+    page = httpx.request(method, site.url + path, headers=spoken | AS_BROWSERS, timeout=60)
+    assert (page.status_code, page.headers["Content-Type"][:9]) == (404, "text/html")
 
 
 _MESSAGE = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
