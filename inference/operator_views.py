@@ -127,6 +127,7 @@ def _named(state: LiveState) -> dict[str, Any]:
     known = {public_id for text in ids if (public_id := _uuid_or_none(text))}
     tenants = {str(row.public_id): row for row in Tenant.objects.filter(public_id__in=known)}
     tiers = dict(Tier.objects.values_list("rank", "name"))
+    served = {worker.model for worker in state["workers"]}
     return {
         "workers": [
             {
@@ -141,6 +142,7 @@ def _named(state: LiveState) -> dict[str, Any]:
         "queues": [
             {
                 "queue": queue,
+                "is_served": queue.model in served,
                 "tiers": [
                     {
                         "tier": tier,
@@ -153,6 +155,7 @@ def _named(state: LiveState) -> dict[str, Any]:
                 ],
             }
             for queue in queues
+            if queue.model in served or not queue.is_idle
         ],
         "dead": [
             {

@@ -43,6 +43,11 @@ class ModelQueue:
     dead: int
     tiers: tuple[TierQueue, ...]
 
+    @property
+    def is_idle(self) -> bool:
+        """The dead aside."""
+        return not (self.running or self.delayed or self.tiers)
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

@@ -24,7 +24,7 @@ from weir.operator_menu import operator_menu
 WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
 
-HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap")]
+HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap, .live-scroll")]
     .filter((wrap) => (innerWidth > 1000 || wrap.querySelector(".cards")) && wrap.scrollWidth > wrap.clientWidth + 1)
     .map((wrap) => wrap.getAttribute("aria-label"))"""
 """Tables whose last columns nobody sees without scrolling: on a wide screen none may, and those that are

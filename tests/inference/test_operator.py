@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
 import uuid
 from collections.abc import Iterator
 from urllib.parse import urlencode
@@ -172,6 +173,33 @@ def test_the_live_page_names_what_waits_and_acts_on_the_dead(dead):
         "dead_letter.requeue",
         {"model": model, "request_id": request_id},
     )
+
+
+@pytest.mark.django_db
+def test_the_live_page_shows_queues_that_are_served_or_in_which_something_waits(dead):
+    model, _ = dead
+    browser = Client()
+    browser.force_login(make_operator())
+
+    def heading() -> str | None:
+        found = re.search(f"<h3>{model} <small>(.*?)</small>", browser.get(LIVE).content.decode())
+        return found[1] if found else None
+
+    assert heading() == "0 running, 0 put off, 1 dead"
+    asyncio.run(_without_worker(model))
+    assert heading() == "no worker, 0 running, 0 put off, 1 dead"
+    asyncio.run(_without_worker(model, cancelled="r2"))
+    assert heading() is None
+
+
+async def _without_worker(model: str, cancelled: str = "") -> None:
+    worker = WorkerBroker(settings.REDIS_URL, model=model, worker_id=f"w-{model}", timeout_s=5)
+    gateway = GatewayBroker(settings.REDIS_URL, timeout_s=5)
+    await worker.farewell()
+    if cancelled:
+        await gateway.cancel(model, cancelled)
+    await gateway.aclose()
+    await worker.aclose()
 
 
 async def _given_to(model: str, request_id: str, tenant_id: str) -> None:
