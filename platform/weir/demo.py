@@ -10,7 +10,7 @@ from pathlib import Path
 from django.core.management import call_command
 from django.db import connection
 
-from tenants.services import ensure_demo
+from tenants.services import DEMO_SCOPES, ensure_demo
 from tenants.services.audit import Actor
 from tenants.services.first_run import LINK_HOURS, has_operator, setup_link
 
@@ -75,6 +75,7 @@ Weir is ready.
   Chat      {base_url}/chat/
   Docs      {base_url}/docs/
   Admin     {base_url}/admin/
+  API key   in {file} too; its scopes are {", ".join(DEMO_SCOPES)}
 
   . {shlex.quote(file)}
   curl -N $WEIR_BASE_URL/v1/chat/completions -H "Authorization: Bearer $WEIR_API_KEY" \\

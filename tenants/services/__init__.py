@@ -9,7 +9,7 @@ from tenants.services.api_keys import (
     rotate_api_key,
 )
 from tenants.services.audit import Actor, record_audit
-from tenants.services.demo import Demo, ensure_demo
+from tenants.services.demo import DEMO_SCOPES, Demo, ensure_demo
 from tenants.services.key_limits import KeyLimit, key_limits, set_key_limits
 from tenants.services.limits import remove_quota_limit, set_quota_limit
 from tenants.services.prices import set_model_price
@@ -17,6 +17,7 @@ from tenants.services.projects import create_project, delete_project, rename_pro
 from tenants.services.tenants import add_member, change_tenant, create_tenant, resume_tenant, suspend_tenant
 
 __all__ = [
+    "DEMO_SCOPES",
     "Actor",
     "Demo",
     "IssuedKey",

@@ -16,6 +16,7 @@ from tenants.services.tenants import add_member, create_tenant
 
 DEMO_EMAIL = "admin@weir.local"
 DEMO_SLUG = "demo"
+DEMO_SCOPES = (Scope.INFERENCE, Scope.USAGE_READ)
 _LIMITS = (
     # Generous for one machine, but real: the rate-limit headers show how they are used up.
     (LimitMetric.REQUESTS, 600, 600),
@@ -66,9 +67,7 @@ def ensure_demo(*, actor: Actor, new_key: bool = False, new_password: bool = Fal
 
     secret = None
     if new_key or not ApiKey.objects.filter(tenant=tenant, revoked_at=None).exists():
-        issued = issue_api_key(
-            actor=actor, tenant=tenant, name="demo", scopes=(Scope.INFERENCE, Scope.USAGE_READ)
-        )
+        issued = issue_api_key(actor=actor, tenant=tenant, name="demo", scopes=DEMO_SCOPES)
         secret = issued.secret
     return Demo(
         operator_email=operator.email,
@@ -78,4 +77,4 @@ def ensure_demo(*, actor: Actor, new_key: bool = False, new_password: bool = Fal
     )
 
 
-__all__ = ["DEMO_EMAIL", "DEMO_SLUG", "Demo", "ensure_demo"]
+__all__ = ["DEMO_EMAIL", "DEMO_SCOPES", "DEMO_SLUG", "Demo", "ensure_demo"]

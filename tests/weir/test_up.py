@@ -109,6 +109,7 @@ def test_from_nothing_to_an_answer_and_back_to_nothing(var_dir: Path):
         assert stat.S_IMODE((var_dir / "demo.env").stat().st_mode) == 0o600
         assert demo["WEIR_BASE_URL"] == f"http://localhost:{port}"
         assert "curl -N" in first.output()
+        assert "its scopes are inference, usage:read\n" in first.output()
         assert demo["WEIR_API_KEY"] not in first.output()
 
         with httpx.stream(
