@@ -103,17 +103,17 @@ while ended < 64 do
     ended = ended + 1
   else
     local key = request_key(id)
-    local more = redis.call('HMGET', key, 'standing', 'claimed', 'body')
+    local more = redis.call('HMGET', key, 'standing', 'body')
     charge(request.rank, request.tenant, owed_at_claim(request))
     if request.epoch == 0 then note_pace(request, tonumber(more[1] or 0)) end
-    local claimed = tonumber(more[2] or now)
+    local claimed = request.claimed or now
     redis.call('HSET', key, 'state', 'running', 'worker', worker, 'epoch', request.epoch + 1,
       'attempts', request.attempts + 1, 'claimed', claimed, 'had', now,
       'lease', lease, 'charged', request.charged)
     local queued = math.max(0, claimed - request.created)
     redis.call('ZADD', prefix .. 'leases', now + lease, id)
     local log = request.tokens > 0 and redis.call('LRANGE', log_key(id), 0, -1) or {}
-    reply[#reply + 1] = { more[3], request.epoch + 1, request.attempts + 1, request.deadline,
+    reply[#reply + 1] = { more[2], request.epoch + 1, request.attempts + 1, request.deadline,
       log, tonumber(class), counter, queued }
   end
 end

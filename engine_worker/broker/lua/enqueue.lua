@@ -89,8 +89,9 @@ local function hand_over()
   local offers = prefix .. 'offers'
   local worker = redis.call('ZRANGE', offers, -1, -1)[1]
   if not worker or leaves_at(request) <= now or redis.call('EXISTS', prefix .. 'delayed') == 1 then return false end
-  local lease = redis.call('GET', prefix .. 'offer:' .. worker)
-  local counter = lease and counter_of(rank, tenant)
+  local known = redis.call('MGET', prefix .. 'offer:' .. worker, prefix .. 'level:' .. rank, pace_key(request))
+  local lease, level, pace_told = known[1], known[2], known[3]
+  local counter = lease and counter_of(rank, tenant, level or 0)
   local told = lease and string.format('%s %s %.17g\n', ARGV[7], rank, counter) .. ARGV[2]
   if not told or redis.call('PUBLISH', prefix .. 'hand:' .. worker, told) == 0 then
     redis.call('ZREM', offers, worker)
@@ -98,7 +99,7 @@ local function hand_over()
   end
   if tonumber(redis.call('ZINCRBY', offers, -1, worker)) <= 0 then redis.call('ZREM', offers, worker) end
   take_turn_at_once(rank, tenant, counter, owed_at_claim(request))
-  forget_pace(request)
+  if pace_told then redis.call('DEL', pace_key(request)) end
   redis.call('HSET', request_key(id), 'state', 'running', 'worker', worker, 'epoch', 1, 'attempts', 1,
     'claimed', now, 'had', now, 'lease', lease, 'charged', request.charged, unpack(fields))
   redis.call('ZADD', prefix .. 'leases', now + tonumber(lease), id)

@@ -81,10 +81,6 @@ local function note_pace(request, standing)
   redis.call('SET', pace_key(request), (now - request.created) / (standing + 1), 'PX', PACE_KEPT)
 end
 
-local function forget_pace(request)
-  if redis.call('EXISTS', pace_key(request)) == 1 then redis.call('DEL', pace_key(request)) end
-end
-
 -- About how many requests go before this queued one: all of better tiers, those before it in its own
 -- line, and of the other lines of its tier as many turns as it needs itself.
 local function ahead_of(rank, tenant, before)

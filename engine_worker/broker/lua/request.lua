@@ -18,7 +18,8 @@ local function log_key(id) return prefix .. 'log:' .. id end
 local function find(id)
   local f = redis.call('HMGET', request_key(id), 'state', 'rank', 'tenant', 'arrival', 'deadline', 'epoch',
     'attempts', 'tokens', 'channels', 'cancel', 'created', 'max_attempts', 'retention', 'prompt_tokens',
-    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output', 'at_workers', 'worker')
+    'weight', 'max_wait', 'lives', 'billed', 'charged', 'max_output', 'at_workers', 'worker', 'usage', 'claimed',
+    'first_token', 'decision')
   if not f[1] then return nil end
   return {
     id = id, state = f[1], rank = f[2], tenant = f[3], arrival = f[4], deadline = tonumber(f[5]),
@@ -26,7 +27,8 @@ local function find(id)
     cancel = f[10] == '1', created = tonumber(f[11]), max_attempts = tonumber(f[12]), retention = f[13],
     prompt_tokens = tonumber(f[14]), weight = tonumber(f[15] or 1), max_wait = tonumber(f[16] or 3600000),
     lives = tonumber(f[17] or 1), billed = tonumber(f[18] or 0), charged = tonumber(f[19] or f[8]),
-    max_output = tonumber(f[20] or 0), at_workers = tonumber(f[21] or 0), worker = f[22],
+    max_output = tonumber(f[20] or 0), at_workers = tonumber(f[21] or 0), worker = f[22], usage = f[23],
+    claimed = tonumber(f[24] or nil), first_token = tonumber(f[25] or nil), decision = f[26] or '',
   }
 end
 
@@ -68,9 +70,7 @@ local function finish(request, outcome, chunk, is_dead)
   redis.call('RPUSH', log_key(id), chunk)
   tell(request.channels, chunk)
 
-  local more = redis.call('HMGET', request_key(id), 'usage', 'claimed', 'first_token', 'decision')
-  local first_token = request.first_token or more[3] or nil
-  local usage = cmsgpack.unpack(more[1])
+  local usage = cmsgpack.unpack(request.usage)
   if request.epoch == 0 then usage.prompt_tokens = 0 end -- no worker touched it: nothing was computed
   usage.finish_reason = outcome.reason
   usage.completion_tokens = outcome.completion_tokens - request.billed
@@ -82,10 +82,10 @@ local function finish(request, outcome, chunk, is_dead)
   usage.error_message = outcome.error and outcome.error.message or nil
   usage.created_at_ms = request.created
   usage.finished_at_ms = now
-  usage.claimed_at_ms = tonumber(more[2] or nil)
-  usage.first_token_at_ms = tonumber(first_token)
+  usage.claimed_at_ms = request.claimed
+  usage.first_token_at_ms = request.first_token
   usage.worker_id = request.worker or nil
-  if more[4] and more[4] ~= '' then usage.decision = more[4] end
+  if request.decision ~= '' then usage.decision = request.decision end
   usage.attempts = request.attempts
   local event = redis.call('XADD', prefix .. 'usage', '*', 'e', cmsgpack.pack(usage))
 
@@ -103,9 +103,8 @@ local function finish(request, outcome, chunk, is_dead)
     redis.call('ZADD', prefix .. 'dead', now, id)
     redis.call('PEXPIRE', prefix .. 'dead', DEAD_KEPT)
   else
-    redis.call('HSET', request_key(id), 'state', 'finished', unpack(fields))
     -- The prompt is no longer needed, and is the client's.
-    redis.call('HDEL', request_key(id), 'body', 'usage', 'decision')
+    redis.call('HSET', request_key(id), 'state', 'finished', 'body', '', 'usage', '', 'decision', '', unpack(fields))
   end
   redis.call('PEXPIRE', request_key(id), kept)
   redis.call('PEXPIRE', log_key(id), kept)

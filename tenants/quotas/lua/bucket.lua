@@ -1,9 +1,10 @@
 -- Shared by the scripts beside it, which are each loaded with this text in front.
 --
--- A token bucket is a hash {level, at, rem}: `level` in milli-units (may be below 0 after a charge that
+-- A token bucket is a hash {level, at, rem, kept}: `level` in milli-units (may be below 0 after a charge that
 -- was larger than reserved), `at` the server's time in ms, `rem` the part of a milli-unit not yet granted,
 -- in 1/period. It gains amount/period milli-units per ms, in integers, without loss. An absent key is a
--- full bucket, and each key lives until it would be full, or a minute longer, so expiry changes nothing.
+-- full bucket, and each key lives until it would be full, or a minute longer, so expiry changes nothing:
+-- until `kept`, the server's time in ms.
 --
 -- A concurrency limit is a sorted set of reservation ids by the ms at which each lease lapses.
 --
@@ -37,10 +38,11 @@ local function capacity(bucket)
   return bucket.burst * 1000
 end
 
--- Level now, in milli-units, and the remainder that goes with it.
+-- Level now, in milli-units, and the remainder that goes with it. Notes until when it is kept.
 local function level_now(bucket, now)
-  local stored = redis.call('HMGET', bucket.key, 'level', 'at', 'rem')
+  local stored = redis.call('HMGET', bucket.key, 'level', 'at', 'rem', 'kept')
   local full = capacity(bucket)
+  bucket.kept = tonumber(stored[4] or 0)
   if not stored[1] then return full, 0 end
   local level, at, rem = tonumber(stored[1]), tonumber(stored[2]), tonumber(stored[3])
   local elapsed = math.max(0, now - at)  -- a clock that stepped back grants nothing
@@ -66,8 +68,14 @@ local function store_level(bucket, level, rem, now)
     redis.call('DEL', bucket.key)
     return
   end
-  redis.call('HSET', bucket.key, 'level', text(level), 'at', text(now), 'rem', text(rem))
-  keep(bucket.key, math.ceil(missing * bucket.period / bucket.amount), 60000)
+  local full_at = now + math.ceil(missing * bucket.period / bucket.amount)
+  if (bucket.kept or 0) >= full_at then
+    redis.call('HSET', bucket.key, 'level', text(level), 'at', text(now), 'rem', text(rem))
+    return
+  end
+  bucket.kept = full_at + 60000
+  redis.call('HSET', bucket.key, 'level', text(level), 'at', text(now), 'rem', text(rem), 'kept', text(bucket.kept))
+  redis.call('PEXPIREAT', bucket.key, text(bucket.kept))
 end
 
 -- Milliseconds until the bucket holds `wanted` milli-units.
@@ -87,16 +95,22 @@ local function slots_used(bucket, now)
   return redis.call('ZCOUNT', bucket.key, '(' .. text(now), '+inf')
 end
 
--- Drops a lease, and lets the key live as long as the last one that is left.
 local function free_slot(bucket, id)
   redis.call('ZREM', bucket.key, id)
 end
 
--- Where so many are used. Returns how many are taken more, 0 or 1, and when the last lease lapses.
-local function take_slot(bucket, id, lapses_at, used)
+-- Returns how many are taken more, 0 or 1, and when the last lease lapses. The key lives for an hour after that, or two:
+-- it is told so, and rid of what has lapsed, where the last lease is of a later hour than all before.
+local HOUR_MS = 3600000
+local function take_slot(bucket, id, lapses_at, now)
+  local before = tonumber(redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')[2] or 0)
   local taken = redis.call('ZADD', bucket.key, text(lapses_at), id)
-  local last = used == 0 and lapses_at or tonumber(redis.call('ZRANGE', bucket.key, -1, -1, 'WITHSCORES')[2])
-  redis.call('PEXPIREAT', bucket.key, text(last))
+  local last = math.max(before, lapses_at)
+  local hour = math.floor(last / HOUR_MS)
+  if hour > math.floor(before / HOUR_MS) then
+    redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
+    redis.call('PEXPIREAT', bucket.key, text((hour + 2) * HOUR_MS))
+  end
   return taken, last
 end
 

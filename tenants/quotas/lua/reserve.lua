@@ -121,11 +121,11 @@ end
 
 for i, bucket in ipairs(buckets) do
   if bucket.period == SLOTS then
-    redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
     bucket.taken = 1
-    local used = redis.call('ZCARD', bucket.key)
+    local used = slots_used(bucket, now)
     bucket.used = used
     if used >= bucket.amount and not runs_already then
+      redis.call('ZREMRANGEBYSCORE', bucket.key, '-inf', text(now))
       local lapse = redis.call('ZRANGE', bucket.key, used - bucket.amount, used - bucket.amount, 'WITHSCORES')
       refuse(i, math.max(1, math.min(POLL_MS, tonumber(lapse[2]) - now)), 1)
     end
@@ -150,7 +150,7 @@ if binding > 0 then return answer(verdict, binding, wait, asked, 0) end
 local record = {}
 for i, bucket in ipairs(buckets) do
   if bucket.period == SLOTS then
-    local taken, last = take_slot(bucket, id, now + lease, bucket.used)
+    local taken, last = take_slot(bucket, id, now + lease, now)
     bucket.state = {math.max(0, bucket.amount - bucket.used - taken), math.max(0, last - now)}
   elseif bucket.period == BUDGET then
     redis.call('HINCRBY', bucket.key, 'reserved', text(bucket.taken))

@@ -44,8 +44,7 @@ for i = 2, #KEYS do
     for _, bucket in ipairs(buckets_of(record[2])) do
       settle_bucket(bucket, id, state == 'released' and 0 or bucket.taken, used[bucket.metric])
     end
-    redis.call('HSET', KEYS[i], 'state', 'settled')
-    redis.call('HDEL', KEYS[i], 'buckets')
+    redis.call('HSET', KEYS[i], 'state', 'settled', 'buckets', '')
     redis.call('PEXPIRE', KEYS[i], ARGV[1])
     settled[#settled + 1] = id
   end
