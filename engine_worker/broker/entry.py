@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from dataclasses import dataclass
 from typing import Any, Final, Required, TypedDict, Unpack
 
@@ -66,7 +66,7 @@ def entry_of(request: GenerateRequest, **terms: Unpack[Terms]) -> Entry:
         terms["max_queued_per_tenant"],
         terms.get("retention_ms", RETENTION_MS),
         terms.get("max_attempts", MAX_ATTEMPTS),
-        secrets.token_hex(8),
+        f"{random.getrandbits(64):016x}",
         terms.get("weight", 1),
         longest_ms,
         request.adapter,

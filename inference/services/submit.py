@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -43,7 +43,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     sampling = asked.fields.sampling_params(
         max_tokens=max_tokens,
         vocab_size=card.vocab_size,
-        seed=secrets.randbits(63),
+        seed=random.getrandbits(63),
         grammar=asked.grammar,
     )
     sampling = asked.with_defaults(sampling)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
+import uuid_utils
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -124,7 +124,7 @@ class RequestIdMiddleware:
 
     async def __call__(self, request: HttpRequest) -> HttpResponseBase:
         given = request.headers.get(REQUEST_ID_HEADER, "")
-        request_id = given if _CLIENT_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if _CLIENT_REQUEST_ID.fullmatch(given) else uuid_utils.uuid4().hex
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         response = await self._get_response(request)
