@@ -145,9 +145,14 @@ class Model:
         for bucket in self.buckets:
             bucket.advance(self.now)
 
+    @property
+    def hard_budgets(self) -> list[ModelBucket]:
+        return [bucket for bucket in self.buckets if bucket.limit.is_budget and bucket.limit.is_hard]
+
     def granted(self, prompt: int, output: int) -> int:
-        """How much of the output every hard budget has room for."""
-        budgets = [bucket for bucket in self.buckets if bucket.limit.is_budget and bucket.limit.is_hard]
+        """How much of the output every hard budget has room for that does not refuse."""
+        least = min(1, output)
+        budgets = [b for b in self.hard_budgets if b.at_most(prompt, least, self.price) <= b.left]
         return max(
             (
                 n
@@ -168,13 +173,14 @@ class Model:
         if not all(bucket.fits_ever(prompt, output, self.price) for bucket in self.buckets):
             return "never"
         least = min(1, output)
-        budgets = [bucket for bucket in self.buckets if bucket.limit.is_budget and bucket.limit.is_hard]
-        if any(bucket.at_most(prompt, least, self.price) > bucket.unspent for bucket in budgets):
+        wanted = [(budget, budget.at_most(prompt, least, self.price)) for budget in self.hard_budgets]
+        if any(units > budget.unspent for budget, units in wanted):
             return "spent"
         granted = self.granted(prompt, output)
         asked = [bucket.asks(prompt, granted, self.price) for bucket in self.buckets]
         pairs = list(zip(self.buckets, asked, strict=True))
-        if granted < least or not all(bucket.fits(units) for bucket, units in pairs):
+        has_room = all(units <= budget.left for budget, units in wanted)
+        if not has_room or not all(bucket.fits(units) for bucket, units in pairs):
             return "refused"
         for bucket, units in pairs:
             if bucket.limit.metric is LimitMetric.CONCURRENCY:
