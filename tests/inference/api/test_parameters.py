@@ -30,7 +30,7 @@ from tests.inference.api.test_errors import CHAT, GOOD, error_of
         ("GET", "file/0123456789abcdef", "/v1/files/0123456789abcdef"),
         ("DELETE", "file/0123456789abcdef", "/v1/files/0123456789abcdef"),
         ("POST", "file/0123456789abcdef", None),
-        ("DELETE", "keys/0123456789abcdef", None),
+        ("DELETE", "keys/xx", None),
         ("GET", "organisation/limit", "/v1/organization/limits"),
         ("GET", "paint/0123456789abcdef", None),
         ("POST", "images/generations", None),
