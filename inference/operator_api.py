@@ -57,8 +57,8 @@ async def read_live_state() -> LiveState:
     gateway = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     control = ControlBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     try:
-        models, workers, processes = await asyncio.gather(
-            operator.models(), gateway.workers(), control.processes()
+        models, workers, starting, processes = await asyncio.gather(
+            operator.models(), gateway.workers(), gateway.starting(), control.processes()
         )
         queues = [await operator.queue(model) for model in models]
         dead = [
@@ -68,4 +68,11 @@ async def read_live_state() -> LiveState:
         await operator.aclose()
         await gateway.aclose()
         await control.aclose()
-    return {"models": queues, "workers": workers, "processes": processes, "dead_letters": dead}
+    serve = {(worker.worker_id, worker.model) for worker in workers}
+    return {
+        "models": queues,
+        "workers": workers,
+        "starting": [each for each in starting.values() if (each.worker_id, each.model) not in serve],
+        "processes": processes,
+        "dead_letters": dead,
+    }

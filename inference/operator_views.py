@@ -20,7 +20,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from engine_worker.broker import BrokerUnavailable, OperatorBroker, UnknownRequest
 from engine_worker.broker.commands import ProcessStatus
-from engine_worker.protocol import Rung
+from engine_worker.protocol import Rung, StartStage
 from inference.models import CommandAction, CommandState, WorkerCommand
 from inference.operator_api import read_live_state
 from inference.schemas.operator import LiveState
@@ -136,6 +136,10 @@ def _named(state: LiveState) -> dict[str, Any]:
                 "updated_at": datetime.fromtimestamp(worker.updated_at_ms / 1000, tz=UTC),
             }
             for worker in state["workers"]
+        ],
+        "starting": [
+            {"status": each, "for_ms": each.for_s * 1000, "compiles": each.stage == StartStage.COMPILING}
+            for each in state["starting"]
         ],
         "processes": state["processes"],
         "commands": _commands(state["processes"]),

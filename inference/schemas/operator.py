@@ -9,7 +9,7 @@ import msgspec
 
 from engine_worker.broker import DeadLetter, ModelQueue
 from engine_worker.broker.commands import ProcessStatus
-from engine_worker.protocol import WorkerStatus
+from engine_worker.protocol import WorkerStarting, WorkerStatus
 
 
 class LoadModel(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,5 +48,7 @@ class Fleet(TypedDict):
 
 
 class LiveState(Fleet):
+    starting: list[WorkerStarting]
+    """Those that do not serve yet."""
     models: list[ModelQueue]
     dead_letters: list[DeadLetter]

@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils.html import escape
 
 from engine_worker.broker import GatewayBroker, Held, WorkerBroker, keys
-from engine_worker.protocol import GenerateRequest, SamplingParams
+from engine_worker.protocol import GenerateRequest, SamplingParams, StartStage, WorkerStarting
 from tenants.models import AuditEntry
 from tests.engine_worker.broker.driving import card, publish, status, tokens
 from tests.factories import make_key, make_operator, make_tenant, make_user
@@ -190,6 +190,27 @@ def test_the_live_page_shows_queues_that_are_served_or_in_which_something_waits(
     assert heading() == "no worker, 0 running, 0 put off, 1 dead"
     asyncio.run(_without_worker(model, cancelled="r2"))
     assert heading() is None
+
+
+@pytest.mark.django_db
+def test_the_live_page_says_which_workers_are_on_their_way(dead):
+    model, _ = dead
+    browser = Client()
+    browser.force_login(make_operator())
+    asyncio.run(_start_others(model))
+    (told,) = [each for each in browser.get("/operator/live").json()["starting"] if each["model"] == model]
+    assert (told["worker_id"], told["stage"], told["for_s"]) == ("w-new", "compiling", 20)
+    page = browser.get(LIVE).content.decode()
+    assert f"w-new starts to serve {model}: it compiles its kernels" in page
+    asyncio.run(_start_others(model, as_the_one_that_serves=True))
+    assert f"starts to serve {model}" not in browser.get(LIVE).content.decode()
+
+
+async def _start_others(model: str, *, as_the_one_that_serves: bool = False) -> None:
+    name = f"w-{model}" if as_the_one_that_serves else "w-new"
+    worker = WorkerBroker(settings.REDIS_URL, model=model, worker_id=name, timeout_s=5)
+    await worker.starts(WorkerStarting(worker_id=name, model=model, stage=StartStage.COMPILING, for_s=20))
+    await worker.aclose()
 
 
 async def _without_worker(model: str, cancelled: str = "") -> None:
