@@ -95,13 +95,13 @@ class Product:
         return float(psutil.Process(self.processes[name].pid).memory_info().rss) / 1e6
 
     def cpu_s(self, name: str) -> float:
-        """Of the process and all that it started."""
+        """Of the process and all that it started, what has ended included."""
         process = psutil.Process(self.processes[name].pid)
         times = []
         for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):  # a backend whose client has just left
                 times.append(one.cpu_times())
-        return float(sum(one.user + one.system for one in times))
+        return float(sum(one.user + one.system + one.children_user + one.children_system for one in times))
 
     def cpu_s_of_all(self) -> dict[str, float]:
         return {name: self.cpu_s(name) for name in self.processes}
