@@ -35,18 +35,25 @@ _DEFAULT_PRECISION = EngineConfig.__dataclass_fields__["precision"].default
 
 
 def warm_up(contestants: dict[str, Contestant]) -> None:
-    """Waits for all to start. A first run pays for allocations and caches: it is not counted.
+    """Waits for all to start. A first run pays for allocations and caches: it is not counted."""
+    run_each(contestants, [Chat(chat.prompt[:32], 4) for chat in workload.load("w20")[:4]])
 
-    A peer that can't run is left out, and named; ours that can't is an error.
+
+def run_each(contestants: dict[str, Contestant], chats: Sequence[Chat]) -> dict[str, Run]:
+    """In turn. A peer that ends is left out from here on, and named; ours that ends is an error.
+
+    Memory is what ends them: all are there at once.
     """
+    made = {}
     for name, contestant in list(contestants.items()):
         try:
-            contestant.run([Chat(chat.prompt[:32], 4) for chat in workload.load("w20")[:4]])
+            made[name] = contestant.run(chats)
         except RuntimeError as error:
             if name not in PEERS:
                 raise
-            print(f"left out: {name}: {error}")
+            print(f"left out: {name}: {error}", flush=True)
             del contestants[name]
+    return made
 
 
 def compare(name: str, contestants: dict[str, Contestant], rounds: int) -> dict[str, Any]:
@@ -56,10 +63,8 @@ def compare(name: str, contestants: dict[str, Contestant], rounds: int) -> dict[
     print(
         f"\n{name}: {len(chats)} at once, {prompt} prompt tokens, {output} output tokens, {rounds} round(s)"
     )
-    runs: dict[str, list[Run]] = {engine: [] for engine in contestants}
-    for _ in range(rounds):
-        for engine, contestant in contestants.items():
-            runs[engine].append(contestant.run(chats))
+    made_by = [run_each(contestants, chats) for _ in range(rounds)]
+    runs = {engine: [made[engine] for made in made_by] for engine in contestants}
     for engine, made in runs.items():
         for run in made:
             lengths = [len(tokens) for tokens in run.outputs]
