@@ -26,6 +26,8 @@ from inference.site_policy import NO_DEFAULTS, Defaults, ModelRule, Policy, Site
 log = structlog.get_logger(__name__)
 
 _REFRESH_S: Final = 1.0
+_REFRESH_UNKNOWN_S: Final = 0.2
+"""Who asks for what no worker served at the last look may mean one that has come since."""
 _UNAVAILABLE: Final = "model_unavailable"
 _UNKNOWN: Final = "model_not_found"
 _RETRY_S: Final = 5.0
@@ -121,7 +123,8 @@ class ModelCatalogue:
         self._refresh_if_stale()
         model = self._models.get(name)
         if model is None or not self._is_alive(name):
-            await self._refreshed()  # what is known may only be old
+            self._refresh_if_older(_REFRESH_UNKNOWN_S)
+            await self._refreshed()
             model = self._models.get(name)
         if name in self._unreadable:
             raise Overloaded(

@@ -223,7 +223,7 @@ def main() -> None:
     servers = arguments.servers.split(",")
     model_dir = prepared()
     wanted = [name for name in arguments.peers.split(",") if name]
-    programs = {name: _INSTALLED[name](arguments.peers_at / name) for name in wanted}
+    programs = {name: _INSTALLED[name](arguments.peers_at.resolve() / name) for name in wanted}
     told: dict[str, object] = {}
     print(
         f"{processor()}, {arguments.rounds} round(s) of {arguments.seconds:g} s a load, {CHUNKS} tokens an answer"

@@ -159,6 +159,30 @@ async def test_while_its_worker_starts_who_asks_hears_what_that_is_at(
             await worker.aclose()
 
 
+async def test_a_model_that_has_just_come_is_found_though_others_were_looked_up_before_it(
+    runtime, monkeypatch
+):
+    monkeypatch.setattr(models_served, "_REFRESH_S", 3600.0)  # what is known stays good
+    first, late = (structs.replace(a_card(), model=f"{name}-{uuid.uuid4().hex}") for name in "fl")
+    tokenizer = byte_tokenizer().to_str().encode()
+    workers = [
+        WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+        for card in (first, late)
+    ]
+    catalogue = ModelCatalogue(runtime.broker, runtime.policy)
+    try:
+        await workers[0].register(first, tokenizer)
+        await catalogue.get(first.model)
+        await workers[1].register(late, tokenizer)
+        await asyncio.sleep(models_served._REFRESH_UNKNOWN_S * 1.5)
+        assert (await catalogue.get(late.model)).card == late
+    finally:
+        await catalogue.aclose()
+        for worker in workers:
+            await worker.withdraw()
+            await worker.aclose()
+
+
 async def test_a_model_that_has_had_no_worker_for_a_day_was_served_once(runtime):
     first, second = (structs.replace(a_card(), model=f"m-{uuid.uuid4().hex}") for _ in range(2))
     workers = [
