@@ -6,7 +6,10 @@ import time
 
 
 class Pace:
-    """Counts from its creation. The rate leaves out the first token, whose wait is the time to first token."""
+    """Counts from its creation. The rate leaves out the first token, whose wait is the time to first token.
+
+    Who resumes reads at once what was made before: that is no pace, neither of the first token nor of the others.
+    """
 
     def __init__(self, *, is_resumed: bool = False) -> None:
         self._began_at = time.perf_counter()
@@ -32,7 +35,7 @@ class Pace:
 
     @property
     def tokens_per_second(self) -> float | None:
-        if self._first_at is None or self._last_at is None or not self._after_first:
+        if self._is_resumed or self._first_at is None or self._last_at is None or not self._after_first:
             return None
         elapsed = self._last_at - self._first_at
         return round(self._after_first / elapsed, 1) if elapsed > 0 else None
