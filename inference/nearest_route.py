@@ -82,7 +82,7 @@ def _most_alike(method: str, segments: Sequence[str]) -> str | None:
 
 
 def _methods_at(path: str) -> frozenset[str]:
-    """None where it is no route of the API."""
+    """Empty where it is no route of the API."""
     try:
         match = resolve(path) if _is_below_prefix(_segments(path)) else None
     except Resolver404:
