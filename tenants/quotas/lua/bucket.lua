@@ -187,7 +187,7 @@ end
 -- Undoes a reservation that is open: every unit goes back, slots are freed.
 local function give_back(record_key, id, now)
   local record = redis.call('HGET', record_key, 'buckets')
-  if not record then return end
+  if not record or record == '' then return end -- gone, or settled
   for _, bucket in ipairs(buckets_of(record)) do
     if bucket.period == SLOTS then
       free_slot(bucket, id)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tenants.principal import LimitMetric
+from tenants.quotas.buckets import open_key
 from tenants.quotas.errors import QuotaUnavailable, ReservationClosed
 from tenants.quotas.store import QuotaStore
 from tenants.quotas.types import Admitted, Decision, Settlement
@@ -189,10 +190,11 @@ async def test_settle_and_release_at_once_count_one_of_them(store):
     assert [bucket.remaining for bucket in await store.peek(principal)] == [1000 - 20 * 10]
 
 
-async def test_a_batch_settles_as_one_by_one_would(store, redis):
+async def test_a_batch_settles_as_one_by_one_would(store, redis, monkeypatch):
     principal = a_principal(
         a_limit(LimitMetric.TOKENS, 10_000, period_s=DAY), a_limit(LimitMetric.CONCURRENCY, 50)
     )
+    monkeypatch.setattr("tenants.quotas.store._SETTLED_AT_ONCE", 12)  # so that it takes several calls
     for i in range(30):
         await reserve(store, principal, f"r{i}", prompt=10, output=90)
     await redis.script_flush()  # a server that restarted
@@ -273,3 +275,14 @@ async def test_a_dead_holders_slot_comes_back_and_its_late_settlement_still_coun
     assert [bucket.remaining for bucket in await store.peek(principal)] == [83, 1]
     with pytest.raises(ReservationClosed):
         await reserve(store, principal, "dead")
+
+
+async def test_one_that_was_settled_but_still_stands_among_the_open_holds_nobody_up(store, redis):
+    """However it came to that: else each reservation of the tenant would fail on it, and none ever take it away."""
+    principal = a_principal(a_limit(LimitMetric.TOKENS, 1000, period_s=DAY))
+    await reserve(store, principal, "settled", prompt=10, output=40)
+    await store.settle(tenant_public_id="t1", reservation_id="settled", prompt_tokens=10, completion_tokens=7)
+    await redis.zadd(open_key("t1"), {"settled": 1})
+    assert isinstance(await reserve(store, principal, "next", prompt=10), Admitted)
+    assert await redis.zscore(open_key("t1"), "settled") is None
+    assert [bucket.remaining for bucket in await store.peek(principal)] == [1000 - 17 - 10]
