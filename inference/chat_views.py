@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from inference import conversations
 from inference.api.error_shapes import render_error
 from inference.errors import ApiError
-from inference.fleet import served_models
+from inference.fleet import chat_models
 from inference.schemas.conversations import ChangeConversation, SaveExchange
 from inference.schemas.reading import read_json
 from inference.services.conversations import change_conversation, delete_conversation, save_exchange
@@ -58,7 +58,7 @@ def chat(request: HttpRequest, console: Console) -> HttpResponse:
     context = {
         "console": console,
         "section": "chat",
-        "models": served_models(console.tenant) if console.may_chat else (),
+        "models": chat_models(console.tenant) if console.may_chat else (),
         "tiers": tiers_open_to(console.tenant),
         "max_output_tokens": longest,
         "default_max_tokens": min(_DEFAULT_MAX_TOKENS, longest),

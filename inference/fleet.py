@@ -1,4 +1,4 @@
-"""What the engine workers serve right now, for pages. The token path keeps its own registry."""
+"""Which models there are, for pages. The token path keeps its own registry."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from asgiref.sync import async_to_sync
 from django.conf import settings
 
 from engine_worker.broker import BrokerUnavailable, GatewayBroker
+from engine_worker.protocol import ModelCard
+from inference.models_served import with_adapters
 from inference.site_policy import Policy, read_rules
 from tenants.models import Tenant
 
@@ -19,40 +21,56 @@ _TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    name: str
-    context_length: int
+class _Fleet:
+    cards: dict[str, ModelCard]
+    """By name; a card outlives its last worker by a day."""
+    alive: frozenset[str]
+    """The models of workers that take requests."""
 
 
-def served_models(tenant: Tenant | None = None) -> tuple[ServedModel, ...]:
-    """Models that generate and have a live worker, aliases too, by name; none when the broker can't be reached.
+def chat_models(tenant: Tenant | None = None) -> list[str]:
+    """Names of models that generate and have a live worker, aliases and adapters too; none when the broker can't be
+    reached.
 
     Those that the tenant may use; without one, those that everybody may.
     """
+    fleet, policy, asker = _looked_at(), Policy(read_rules()), _asker(tenant)
+    chats = {
+        name: card for name, card in fleet.cards.items() if name in fleet.alive and card.kind == "generate"
+    }
+    names = {*chats, *(alias for alias in policy.aliases_for(asker) if policy.served_name(alias) in chats)}
+    return with_adapters((name for name in names if policy.is_visible(name, asker)), chats, policy, asker)
+
+
+def models_to_ask_for(tenant: Tenant) -> list[str]:
+    """Names of all that the tenant may ask for, of whatever kind, aliases and adapters too: what has no worker at the
+    moment as well.
+    """
+    fleet, policy, asker = _looked_at(), Policy(read_rules()), _asker(tenant)
+    names = {*fleet.cards, *settings.EXPECTED_MODELS, *policy.rules}
+    return with_adapters(
+        (name for name in names if policy.is_visible(name, asker)), fleet.cards, policy, asker
+    )
+
+
+def _asker(tenant: Tenant | None) -> str:
+    return str(tenant.public_id) if tenant else "nobody"
+
+
+def _looked_at() -> _Fleet:
     try:
-        served = async_to_sync(_served_models)()
+        return async_to_sync(_look)()
     except BrokerUnavailable as error:
         log.warning("fleet.unavailable", error=str(error))
-        return ()
-    policy = Policy(read_rules())
-    asker = str(tenant.public_id) if tenant else "nobody"
-    known = {model.name: model for model in served}
-    for alias in policy.aliases_for(asker):
-        if (target := known.get(policy.rules[alias].target)) is not None:
-            known[alias] = ServedModel(alias, target.context_length)
-    return tuple(known[name] for name in sorted(known) if policy.is_visible(name, asker))
+        return _Fleet({}, frozenset())
 
 
-async def _served_models() -> tuple[ServedModel, ...]:
+async def _look() -> _Fleet:
     # A client of its own: a page runs on whatever event loop its thread was given.
     broker = GatewayBroker(settings.REDIS_URL, timeout_s=_TIMEOUT_S)
     try:
-        alive = {worker.model for worker in await broker.workers() if not worker.draining}
+        alive = frozenset(worker.model for worker in await broker.workers() if not worker.draining)
         cards = await broker.model_cards()
     finally:
         await broker.aclose()
-    return tuple(
-        ServedModel(card.model, card.context_length)
-        for card in cards
-        if card.model in alive and card.kind == "generate"
-    )
+    return _Fleet({card.model: card for card in cards}, alive)

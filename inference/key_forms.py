@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from django import forms
 from django.core.exceptions import ValidationError
 
-from inference.fleet import served_models
+from inference.fleet import models_to_ask_for
 from tenants.models import ApiKey, Project, Tenant, Tier
 from tenants.principal import Scope
 from tenants.principal_selectors import tiers_open_to
@@ -42,7 +42,7 @@ class Choices:
     @classmethod
     def of(cls, tenant: Tenant) -> Choices:
         projects = list(Project.objects.for_tenant(tenant))
-        return cls(projects, tiers_open_to(tenant), [model.name for model in served_models(tenant)])
+        return cls(projects, tiers_open_to(tenant), models_to_ask_for(tenant))
 
 
 class KeyForm(forms.Form):
@@ -61,7 +61,7 @@ class KeyForm(forms.Form):
         label="Models",
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="None ticked: all models, those to come included.",
+        help_text="None ticked: all models, those to come included. A model comes with its adapters.",
     )
     allowed_networks = forms.CharField(
         label="Networks",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -53,8 +53,14 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that a key's binding may know it by."""
-        return (self.card.model, self.alias) if self.alias else (self.card.model,)
+        """Those that a key's binding may know it by: a model's with all its adapters, an adapter's alone."""
+        own = (self.card.model, self.alias) if self.alias else (self.card.model,)
+        return (*own, *(f"{name}:{self.adapter}" for name in own)) if self.adapter else own
+
+    @property
+    def asked_name(self) -> str:
+        name = self.alias or self.card.model
+        return f"{name}:{self.adapter}" if self.adapter else name
 
 
 class ModelCatalogue:
@@ -105,7 +111,7 @@ class ModelCatalogue:
         if not base or name in self._models or name in policy.rules:
             return await self._as_decided(policy, name, name, tenant_public_id)
         model = await self._as_decided(policy, base, name, tenant_public_id)
-        if adapter not in visible_adapters(model, tenant_public_id):
+        if adapter not in visible_adapters(model.card, tenant_public_id):
             raise _not_found(name)
         return replace(model, adapter=adapter)
 
@@ -116,7 +122,7 @@ class ModelCatalogue:
         rule = policy.rules.get(name)
         if rule is None:
             return await self._get(name, asked, is_expected=name in self._expected)
-        return _ruled(await self._get(rule.target or name, asked, is_expected=True), name, rule)
+        return _ruled(await self._get(policy.served_name(name), asked, is_expected=True), name, rule)
 
     async def _get(self, name: str, asked: str, *, is_expected: bool) -> ServedModel:
         """`is_expected`: the operator names it, so that it is only not here yet where no worker has registered it."""
@@ -176,8 +182,7 @@ class ModelCatalogue:
         await self._refreshed()
         found: dict[str, ServedModel] = {}
         for name in {*self._models, *policy.aliases_for(tenant_public_id)}:
-            rule = policy.rules.get(name)
-            served = rule.target or name if rule else name
+            rule, served = policy.rules.get(name), policy.served_name(name)
             if (
                 served in self._models
                 and served not in self._leaving
@@ -189,12 +194,15 @@ class ModelCatalogue:
         return [found[name] for name in sorted(found)]
 
     async def known_names(self, tenant_public_id: str) -> list[str]:
-        """Of all that this tenant may use, aliases too, whether a worker serves it now or did before, or the
-        operator names it. Raises BrokerUnavailable.
+        """Of all that this tenant may use, aliases and adapters too, whether a worker serves it now or did before,
+        or the operator names it. Raises BrokerUnavailable.
         """
         policy = await self._policy.current()
-        names = {*await self._broker.models(), *self._expected, *policy.rules}
-        return sorted(name for name in names if policy.may_use(name, tenant_public_id))
+        known = await self._broker.known_models()
+        cards = {card.model: card for card in known.cards}
+        names = {*cards, *known.withdrawn, *known.lapsed, *self._expected, *policy.rules}
+        usable = (name for name in names if policy.may_use(name, tenant_public_id))
+        return with_adapters(usable, cards, policy, tenant_public_id)
 
     def _is_alive(self, name: str) -> bool:
         return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S
@@ -276,9 +284,21 @@ def _ruled(model: ServedModel, name: str, rule: ModelRule) -> ServedModel:
     return replace(model, card=card, alias=name if rule.target else "", defaults=rule.defaults)
 
 
-def visible_adapters(model: ServedModel, tenant_public_id: str) -> list[str]:
+def visible_adapters(card: ModelCard, tenant_public_id: str) -> list[str]:
     """Those that this tenant may use, by name. Of others' it learns nothing."""
-    return sorted(name for name, owner in model.card.adapters.items() if owner in ("", tenant_public_id))
+    return sorted(name for name, owner in card.adapters.items() if owner in ("", tenant_public_id))
+
+
+def with_adapters(
+    names: Iterable[str], cards: Mapping[str, ModelCard], policy: Policy, tenant_public_id: str
+) -> list[str]:
+    """Those names, and NAME:ADAPTER of each, in order. `cards`: by the model's own name."""
+    found: list[str] = []
+    for name in names:
+        card = cards.get(policy.served_name(name))
+        adapters = visible_adapters(card, tenant_public_id) if card else []
+        found += [name, *(f"{name}:{adapter}" for adapter in adapters)]
+    return sorted(found)
 
 
 def refuse_other_kind(model: ServedModel, kind: str) -> None:

@@ -16,7 +16,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from inference.fleet import served_models
+from inference.fleet import chat_models
 from inference.services.model_check import PROMPT_MAX, Checked, check_model
 from inference.views import api_example
 from tenants.client_address import client_address
@@ -118,7 +118,7 @@ def setup(request: HttpRequest, setup: Setup) -> HttpResponse:
 @require_POST
 def ask_model(request: HttpRequest, setup: Setup) -> HttpResponse:
     """A prompt through the queue to a worker, before there is a tenant."""
-    form = PromptForm(request.POST, _models())
+    form = PromptForm(request.POST, chat_models())
     if not form.is_valid():
         return _page(request, setup, prompt_form=form)
     tier = Tier.objects.order_by("rank")[0]
@@ -173,7 +173,7 @@ def _page(
     tenant_form: TenantForm | None = None,
     key_form: KeyForm | None = None,
 ) -> HttpResponse:
-    models = _models()
+    models = chat_models()
     context = {
         "tenant": setup.tenant,
         "models": models,
@@ -184,10 +184,6 @@ def _page(
         "key_form": key_form or KeyForm(),
     }
     return render(request, "inference/setup.html", context)
-
-
-def _models() -> list[str]:
-    return [model.name for model in served_models()]
 
 
 def _actor(request: HttpRequest) -> Actor:

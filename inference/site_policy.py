@@ -79,6 +79,11 @@ class Policy:
             self.rules[alias].target == model for alias in self.aliases_for(tenant_public_id)
         )
 
+    def served_name(self, name: str) -> str:
+        """Of the model that answers to it."""
+        rule = self.rules.get(name)
+        return rule.target or name if rule else name
+
     def aliases_for(self, tenant_public_id: str) -> list[str]:
         return [name for name, rule in self.rules.items() if rule.target and rule.is_for(tenant_public_id)]
 

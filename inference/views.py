@@ -12,9 +12,10 @@ from django.views.decorators.http import require_safe
 from inference import selectors
 from inference.api.urls import api_document
 from inference.api_reference import operation_rows, struct_rows
-from inference.fleet import served_models
+from inference.fleet import chat_models
 from inference.services.recall import recall_from_ledger
 from tenants.console import Console, last_console, tenant_page
+from tenants.models import Tenant
 from tenants.quotas.gauges import limit_gauges
 from tenants.selectors import api_key_names
 from tenants.services.first_run import has_operator, read_setup, setup_command
@@ -22,12 +23,12 @@ from tenants.services.first_run import has_operator, read_setup, setup_command
 _RECENT_REQUESTS = 15
 
 
-def api_example(request: HttpRequest) -> dict[str, Any]:
-    """What a copied command needs to work against this very installation."""
-    models = served_models()
+def api_example(request: HttpRequest, tenant: Tenant | None = None) -> dict[str, Any]:
+    """What a copied command needs to work against this very installation, for that tenant or for anybody."""
+    models = chat_models(tenant)
     return {
         "base_url": request.build_absolute_uri("/v1"),
-        "example_model": models[0].name if models else settings.MODEL_NAME or settings.MODEL,
+        "example_model": models[0] if models else settings.MODEL_NAME or settings.MODEL,
     }
 
 
@@ -50,7 +51,8 @@ def home(request: HttpRequest) -> HttpResponse:
 def docs(request: HttpRequest) -> HttpResponse:
     console = last_console(request)
     shell = "console.html" if console else "public.html"
-    context = {"docs_shell": shell, "console": console, "section": "docs", **api_example(request)}
+    tenant = console.tenant if console else None
+    context = {"docs_shell": shell, "console": console, "section": "docs", **api_example(request, tenant)}
     return render(request, "inference/docs.html", context)
 
 
@@ -83,6 +85,6 @@ def overview(request: HttpRequest, console: Console) -> HttpResponse:
         "limits": limit_gauges(console.principal(), console.tenant, recall_from_ledger),
         "alerts": selectors.recent_alerts(console.tenant),
         "requests": [(record, record.key_public_id and names.get(record.key_public_id)) for record in recent],
-        **api_example(request),
+        **api_example(request, console.tenant),
     }
     return render(request, "inference/overview.html", context)

@@ -19,10 +19,9 @@ async def list_models(call: ApiCall) -> HttpResponse:
     tenant = call.principal.tenant_public_id
     found: list[ServedModel] = []
     for model in await call.runtime.models.all(tenant):
-        if call.principal.allows(*model.names):
-            adapted = (replace(model, adapter=name) for name in visible_adapters(model, tenant))
-            found += [model, *adapted]
-    return call.respond(ModelList([_object(model) for model in found]))
+        found += [model, *(replace(model, adapter=name) for name in visible_adapters(model.card, tenant))]
+    allowed = [_object(model) for model in found if call.principal.allows(*model.names)]
+    return call.respond(ModelList(allowed))
 
 
 @endpoint("GET", scope=Scope.INFERENCE, answer=ModelObject, errors=(404,))
@@ -36,6 +35,6 @@ async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
 
 
 def _object(model: ServedModel) -> ModelObject:
-    name = model.alias or model.card.model
-    name = f"{name}:{model.adapter}" if model.adapter else name
-    return ModelObject(id=name, created=model.first_seen_at, max_model_len=model.card.context_length)
+    return ModelObject(
+        id=model.asked_name, created=model.first_seen_at, max_model_len=model.card.context_length
+    )

@@ -86,6 +86,7 @@ async def _ask(
         deadline_ms=created_at_ms + int(_PATIENCE_S * 1000),
         reply_channel=streams.channel,
         endpoint="setup",
+        adapter=model.adapter,
         cache_salt=cache_salt(NOBODY, ""),
     )
     async with await streams.open(request.model, request.request_id, is_new=True) as stream:

@@ -36,7 +36,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     refuse_other_kind(asked.model, "embedding" if asked.text_lengths else "generate")
     refuse_early(runtime, principal, asked.model)
     if not principal.allows(*asked.model.names):
-        name = asked.model.alias or asked.model.card.model
+        name = asked.model.asked_name
         raise NotAllowed(f"This key may not use '{name}'.", code="model_not_allowed", param="model")
     max_tokens = 0 if asked.text_lengths else asked.max_tokens(principal)
     card = asked.model.card

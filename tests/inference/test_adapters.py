@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +13,11 @@ from django.conf import settings
 
 from engine_worker.broker import WorkerBroker
 from engine_worker.protocol import WorkerStatus
-from inference.errors import NotFound
+from inference.errors import NotAllowed, NotFound
 from inference.models_served import visible_adapters
 from inference.runtime import Runtime
 from inference.schemas.chat import ChatCompletionRequest
+from inference.services.generation import Generation
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
 from tenants.principal import LimitMetric
@@ -62,7 +64,7 @@ async def test_an_adapter_of_one_tenant_does_not_exist_for_others(runtime, worke
     assert (await get(name, tenant_public_id="tenant-b")).adapter == ""
     for tenant, visible in (("tenant-a", ["polite", "secret"]), ("tenant-b", ["polite"])):
         model = await get(name, tenant_public_id=tenant)
-        assert visible_adapters(model, tenant) == visible
+        assert visible_adapters(model.card, tenant) == visible
         for adapter in visible:
             assert (await get(f"{name}:{adapter}", tenant_public_id=tenant)).adapter == adapter
     hidden, absent = (f"{name}:{adapter}" for adapter in ("secret", "absent"))
@@ -74,26 +76,36 @@ async def test_an_adapter_of_one_tenant_does_not_exist_for_others(runtime, worke
     assert messages[0] == messages[1], "what is hidden must look like what is not there"
 
 
-async def test_the_worker_is_told_which_adapter(runtime, worker):
+async def submitted(runtime: Runtime, name: str, **changes: Any) -> Generation:
     tenant = uuid.uuid4().hex
-    principal = a_principal(
-        a_limit(LimitMetric.REQUESTS, 10, period_s=86_400, owner_id=tenant), tenant_public_id=tenant
+    limit = a_limit(LimitMetric.REQUESTS, 10, period_s=86_400, owner_id=tenant)
+    principal = replace(a_principal(limit, tenant_public_id=tenant), **changes)
+    submission = Submission(
+        model=await runtime.models.get(name, tenant_public_id=tenant),
+        prompt_token_ids=[1, 2],
+        fields=ChatCompletionRequest(model="m", messages=[]),
+        requested_tokens=3,
+        max_tokens_param="max_tokens",
+        endpoint="test",
+        request_id=new_request_id("test"),
     )
-    model = await runtime.models.get(f"{worker.name}:polite", tenant_public_id=tenant)
-    request_id = new_request_id("test")
-    generation = await submit(
-        runtime,
-        replace(principal),
-        Submission(
-            model=model,
-            prompt_token_ids=[1, 2],
-            fields=ChatCompletionRequest(model="m", messages=[]),
-            requested_tokens=3,
-            max_tokens_param="max_tokens",
-            endpoint="test",
-            request_id=request_id,
-        ),
-    )
+    return await submit(runtime, principal, submission)
+
+
+async def test_the_worker_is_told_which_adapter(runtime, worker):
+    generation = await submitted(runtime, f"{worker.name}:polite")
     (claim,) = await worker.claim(1)
-    assert (claim.request.request_id, claim.request.adapter) == (request_id, "polite")
+    assert claim.request.adapter == "polite"
     generation.leave()
+
+
+async def test_a_key_is_bound_to_a_model_with_its_adapters_or_to_an_adapter_alone(runtime, worker):
+    base, polite = worker.name, f"{worker.name}:polite"
+    assert {base, polite} <= set(await runtime.models.known_names("tenant-b"))
+    assert f"{base}:secret" not in await runtime.models.known_names("tenant-b")
+    for bound, name in ((base, base), (base, polite), (polite, polite)):
+        (await submitted(runtime, name, allowed_models=frozenset([bound]))).leave()
+    with pytest.raises(NotAllowed, match=f"may not use '{base}'"):
+        await submitted(runtime, base, allowed_models=frozenset([polite]))
+    with pytest.raises(NotAllowed, match=f"may not use '{polite}'"):
+        await submitted(runtime, polite, allowed_models=frozenset(["another"]))
