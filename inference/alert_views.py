@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 from uuid import UUID
 
 from django.contrib import messages
@@ -10,19 +11,24 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from inference.models import AlertKind
 from inference.selectors import latest_alerts
+from inference.services.webhook_delivery import ATTEMPTS_MAX
 from inference.services.webhooks import (
     ENDPOINTS_MAX,
     WebhookNotFound,
     change_webhook,
     create_webhook,
     delete_webhook,
+    get_delivery,
     get_webhook,
+    last_attempts,
     list_webhooks,
     recent_deliveries,
+    redeliver,
     rotate_webhook_secret,
     shown_secret,
     try_webhook,
@@ -32,7 +38,9 @@ from tenants.confirmation import Question, ask_first
 from tenants.console import Console, tenant_page
 from tenants.services import Actor
 
-_SHOWN = 100
+_SHOWN: Final = 100
+_SOON: Final = timedelta(minutes=5)
+"""What is due by then, or is being sent, the page waits for."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -52,13 +60,24 @@ def alerts(request: HttpRequest, console: Console) -> HttpResponse:
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
             return redirect("alerts", console.tenant.public_id)
+        if made.doubt:
+            messages.warning(
+                request,
+                f"It is saved, but nothing would arrive there now: {made.doubt}. Is the address right?",
+            )
+        else:
+            messages.success(
+                request, "Alerts go there from now on. Give its program the secret, then send a test."
+            )
         return redirect("webhook", console.tenant.public_id, made.public_id)
+    webhooks = list_webhooks(console.tenant.pk) if console.may_administer else []
+    attempts = last_attempts(console.tenant.pk) if webhooks else {}
     context: dict[str, Any] = {
         "console": console,
         "section": "alerts",
         "alerts": latest_alerts(console.tenant.pk, limit=_SHOWN),
         "kinds": AlertKind.choices,
-        "webhooks": list_webhooks(console.tenant.pk) if console.may_administer else [],
+        "webhooks": [(endpoint, attempts.get(endpoint.pk)) for endpoint in webhooks],
         "webhooks_max": ENDPOINTS_MAX,
     }
     return render(request, "inference/alerts.html", context)
@@ -84,12 +103,16 @@ def webhook(request: HttpRequest, console: Console, webhook_id: UUID) -> HttpRes
         back = reverse("webhook", args=[console.tenant.public_id, endpoint.public_id])
         return ask_first(request, console, question, section="alerts", back=back)
     if request.method != "POST":
+        deliveries, soon = recent_deliveries(endpoint), timezone.now() + _SOON
         context: dict[str, Any] = {
             "console": console,
             "section": "alerts",
             "webhook": endpoint,
             "secret": shown_secret(endpoint),
-            "deliveries": recent_deliveries(endpoint),
+            "deliveries": deliveries,
+            "attempts_max": ATTEMPTS_MAX,
+            "is_sending": endpoint.disabled_at is None
+            and any(each.finished_at is None and each.due_at < soon for each in deliveries),
             "kinds": [AlertKind(kind).label for kind in endpoint.kinds],
         }
         return render(request, "inference/webhook.html", context)
@@ -101,7 +124,11 @@ def webhook(request: HttpRequest, console: Console, webhook_id: UUID) -> HttpRes
             return redirect("alerts", console.tenant.public_id)
         if verb == "try":
             try_webhook(actor=actor, endpoint=endpoint)
-            messages.success(request, "A message is on its way. Load this page again in a few seconds.")
+            messages.success(request, "A test is on its way: below is what becomes of it.")
+        elif verb == "redeliver":
+            delivery = get_delivery(console.tenant.pk, request.POST.get("delivery", ""))
+            if redeliver(actor=actor, delivery=delivery):
+                messages.success(request, "It is sent again: below is what becomes of it.")
         elif verb == "rotate":
             rotate_webhook_secret(actor=actor, endpoint=endpoint)
             messages.success(request, "It has a new secret. For a day each message is signed with both.")

@@ -8,6 +8,7 @@ not followed, no proxy is asked, of the answer's body nothing is kept. Why not o
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ import certifi
 import httpcore
 
 Network = IPv4Network | IPv6Network
+_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _6TO4_AND_TEREDO: Final = (IPv6Network("2002::/16"), IPv6Network("2001::/32"))
 
@@ -62,9 +64,9 @@ def judged(host: str, port: int, *, is_plain: bool, allowed: Iterable[Network]) 
     return str(addresses[0])
 
 
-def refuse_forbidden(url: str, *, timeout_s: float, allowed: Iterable[Network] = ()) -> None:
+def refuse_forbidden(url: str, *, timeout_s: float, allowed: Iterable[Network] = ()) -> str:
     """Raises Forbidden where `post` would, as far as it can be told now: a name that is not found, or not soon, may
-    be there when it is sent to."""
+    be there when it is sent to. Then returns what is the matter with it, else ""."""
     parts = urlsplit(url)
     host, is_plain = parts.hostname or "", parts.scheme == "http"
     port = parts.port or (80 if is_plain else 443)
@@ -84,8 +86,11 @@ def refuse_forbidden(url: str, *, timeout_s: float, allowed: Iterable[Network] =
         raise
     except (UnicodeError, ValueError) as error:
         raise Forbidden("this is no address of the web") from error
-    except (OSError, TimeoutError):
-        return
+    except TimeoutError:
+        return f"{host} was not looked up within {timeout_s:g} s"
+    except OSError:
+        return f"{host} is not found"
+    return ""
 
 
 def post(
@@ -111,7 +116,8 @@ def post(
         ):
             return answer.status
     except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-        raise Unreachable(f"{type(error).__name__}: {error}"[:200]) from error
+        words = _ERRNO.sub("", str(error)) or type(error).__name__
+        raise Unreachable(words[:200]) from error
     except (httpcore.UnsupportedProtocol, UnicodeError, ValueError) as error:
         raise Forbidden("this is no address of the web") from error
 

@@ -27,6 +27,8 @@ class WebhookEndpoint(models.Model):
     disabled_reason = models.CharField(max_length=200, blank=True)
     created_by = models.CharField(max_length=254)
     created_at = models.DateTimeField(auto_now_add=True)
+    doubt = ""
+    """Not stored: why nothing would arrive, by what could be told when its address was given."""
 
     unscoped = models.Manager()
     objects = TenantScopedManager()

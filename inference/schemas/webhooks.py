@@ -39,6 +39,8 @@ class WebhookObject(msgspec.Struct, kw_only=True):
     created_at: int
     previous_until: int | None
     """So long requests are signed with the secret before the last rotation too."""
+    warning: str | None = None
+    """In the answer to its URL: why nothing would arrive there at the moment. Null: nothing speaks against it."""
     object: str = "webhook"
     secret: str | msgspec.UnsetType = msgspec.UNSET
     """For Standard Webhooks' libraries: in the answers that made it and no other."""
@@ -101,6 +103,7 @@ def webhook_object(endpoint: WebhookEndpoint, *, with_secret: bool = False) -> W
         disabled_reason=endpoint.disabled_reason,
         created_at=int(endpoint.created_at.timestamp()),
         previous_until=None if endpoint.previous_until is None else int(endpoint.previous_until.timestamp()),
+        warning=endpoint.doubt or None,
         secret=shown_secret(endpoint) if with_secret else msgspec.UNSET,
     )
 

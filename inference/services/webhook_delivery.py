@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_AFTER: Final = (10, 60, 300, 1800, 7200, 21_600, 43_200)
 """Seconds after each attempt but the last: a day in all."""
+ATTEMPTS_MAX: Final = len(RETRY_AFTER) + 1
 _TIMEOUT_S: Final = 10.0
 _ABANDONED: Final = timedelta(minutes=5)
 """Longer than its task may run: who took it is dead."""
@@ -173,7 +174,7 @@ def _record(delivery: WebhookDelivery, attempt: Attempt, *, took_ms: int, now: d
     values: dict[str, object] = {"log": [*delivery.log, entry][-20:]}
     if attempt.has_arrived:
         values |= {"state": DeliveryState.DELIVERED, "finished_at": now}
-    elif attempt.status == 410 or delivery.attempts > len(RETRY_AFTER):
+    elif attempt.status == 410 or delivery.attempts >= ATTEMPTS_MAX:
         values |= {"state": DeliveryState.FAILED, "finished_at": now}
     else:
         values["due_at"] = now + timedelta(seconds=RETRY_AFTER[delivery.attempts - 1])

@@ -49,9 +49,11 @@ def _secret(public_id: UUID, serial: int) -> bytes:
 
 def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[str] = ()) -> WebhookEndpoint:
     """Raises django.core.exceptions.ValidationError when a value won't do."""
-    url = _reachable(url)  # before any lock: a name may take its time
+    url, doubt = _reachable(url)  # before any lock: a name may take its time
     with transaction.atomic():
-        return _create(actor, tenant, url, kinds)
+        endpoint = _create(actor, tenant, url, kinds)
+    endpoint.doubt = doubt
+    return endpoint
 
 
 def _create(actor: Actor, tenant: Tenant, url: str, kinds: Iterable[str]) -> WebhookEndpoint:
@@ -72,10 +74,13 @@ def change_webhook(
     *, actor: Actor, endpoint: WebhookEndpoint, url: str, kinds: Iterable[str], is_enabled: bool
 ) -> WebhookEndpoint:
     """Raises WebhookNotFound, and django.core.exceptions.ValidationError when a value won't do."""
+    doubt = ""
     if url != endpoint.url:  # one that was taken before can still be switched off
-        url = _reachable(url)
+        url, doubt = _reachable(url)
     with transaction.atomic():
-        return _change(actor, endpoint, url, kinds, is_enabled)
+        changed = _change(actor, endpoint, url, kinds, is_enabled)
+    changed.doubt = doubt
+    return changed
 
 
 def _change(
@@ -210,20 +215,27 @@ def get_delivery(tenant_id: int, public_id: str) -> WebhookDelivery:
         raise WebhookNotFound(public_id) from None
 
 
+def last_attempts(tenant_id: int) -> dict[int, WebhookDelivery]:
+    """By endpoint, the newest delivery that was tried."""
+    tried = WebhookDelivery.objects.for_tenant(tenant_id).exclude(log=[])
+    newest = tried.order_by("endpoint_id", "-id").distinct("endpoint_id")
+    return {delivery.endpoint_id: delivery for delivery in newest}
+
+
 def recent_deliveries(endpoint: WebhookEndpoint, *, limit: int = 50) -> list[WebhookDelivery]:
     """The delivery log, newest first, each with its alert."""
     rows = WebhookDelivery.objects.filter(tenant=endpoint.tenant_id, endpoint=endpoint)
     return list(rows.select_related("alert")[:limit])
 
 
-def _reachable(url: str) -> str:
-    """One to which something can be sent. What is behind a name is judged again at each delivery."""
+def _reachable(url: str) -> tuple[str, str]:
+    """One to which something may be sent, and why nothing would arrive now. What is behind a name is judged again at
+    each delivery: it may not be there yet, or not be known to this host, so that alone refuses nothing."""
     url = _checked(url)
     try:
-        refuse_forbidden(url, timeout_s=_RESOLVE_S, allowed=settings.WEBHOOK_NETWORKS)
+        return url, refuse_forbidden(url, timeout_s=_RESOLVE_S, allowed=settings.WEBHOOK_NETWORKS)
     except Forbidden as error:
         raise ValidationError({"url": f"Nothing could be sent there: {error}."}) from None
-    return url
 
 
 def _checked(url: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
-from inference.models import Alert, AlertKind, WebhookEndpoint
+from inference.models import Alert, AlertKind, WebhookDelivery, WebhookEndpoint
+from inference.services.webhook_delivery import send_deliveries
 from tenants.models import AuditEntry, Role
 from tenants.services import add_member
 from tests.factories import TEST, make_key, make_user, signed_in
@@ -84,7 +88,9 @@ def test_alerts_are_listed_and_webhooks_kept(cast):
     secret = owner.get(one).content.decode().partition("whsec_")[2][:20]
     assert "Nothing was sent yet" in owner.get(one).content.decode()
     owner.post(one, {"verb": "try"})
-    assert "waiting" in owner.get(one).content.decode()
+    page = owner.get(one).content.decode()
+    assert "waiting" in page
+    assert "data-polls" in page, "what becomes of it is shown without being asked for"
     owner.post(one, {"verb": "rotate"})
     assert secret not in owner.get(one).content.decode()
     owner.post(one, {"verb": "disable"})
@@ -94,3 +100,32 @@ def test_alerts_are_listed_and_webhooks_kept(cast):
     assert signed_in(cast.outsider).post(theirs, {"verb": "delete"}).status_code == 404
     owner.post(one, {"verb": "delete"})
     assert not WebhookEndpoint.objects.filter(tenant=cast.tenant).exists()
+
+
+def test_a_webhook_that_nothing_reaches_is_told_when_it_is_made_and_where_it_is_listed(cast, settings):
+    settings.WEBHOOK_NETWORKS = []
+    owner = signed_in(cast.owner)
+    alerts = reverse("alerts", args=[cast.tenant.public_id])
+    page = owner.post(alerts, {"url": "https://nobody.invalid/weir"}, follow=True).content.decode()
+    assert "nothing would arrive there now: nobody.invalid is not found" in page
+    endpoint = WebhookEndpoint.objects.get(tenant=cast.tenant)
+    one = reverse("webhook", args=[cast.tenant.public_id, endpoint.public_id])
+    assert "not arriving" not in owner.get(alerts).content.decode()
+    owner.post(one, {"verb": "try"})
+    now = timezone.now()
+    send_deliveries(now)
+    assert "not arriving" in (listed := owner.get(alerts).content.decode())
+    assert "the name is not found" in listed
+    assert "1 of 8" in (page := owner.get(one).content.decode())
+    assert "not delivered" in page
+    for day in range(1, 10):
+        send_deliveries(now + timedelta(days=day))
+    assert "given up" in owner.get(one).content.decode()
+    delivery = WebhookDelivery.objects.get(tenant=cast.tenant)
+    again = {"verb": "redeliver", "delivery": str(delivery.public_id)}
+    theirs = reverse("webhook", args=[cast.other_tenant.public_id, endpoint.public_id])
+    assert signed_in(cast.outsider).post(theirs, again).status_code == 404
+    assert "It is sent again" in owner.post(one, again, follow=True).content.decode()
+    delivery.refresh_from_db()
+    assert delivery.state == "waiting"
+    assert owner.post(one, again | {"delivery": "nonsense"}).status_code == 404

@@ -168,6 +168,37 @@ def test_it_is_given_up_after_a_day_and_can_be_sent_again(tenant, receiver):
     assert b"webhook.test" in receiver.got[-1][1]
 
 
+def test_a_name_that_is_not_found_is_taken_and_doubted(tenant, settings, monkeypatch):
+    """It may be there tomorrow, or be known where it is sent from; but who mistyped it should not wait for the alert
+    that never comes."""
+    settings.WEBHOOK_NETWORKS = []
+
+    def resolve(host, port, **_):
+        if host == "slow.example":
+            time.sleep(0.3)
+        if host == "hooks.exmaple":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.215.14", port))]
+
+    monkeypatch.setattr(guarded_http.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(webhooks, "_RESOLVE_S", 0.1)
+    made = webhooks.create_webhook(actor=TEST, tenant=tenant, url="https://hooks.exmaple/weir")
+    assert made.doubt == "hooks.exmaple is not found"
+
+    def change(url: str, *, is_enabled: bool = True) -> str:
+        return webhooks.change_webhook(
+            actor=TEST, endpoint=made, url=url, kinds=[], is_enabled=is_enabled
+        ).doubt
+
+    assert change("https://slow.example/") == "slow.example was not looked up within 0.1 s"
+    assert change("https://hooks.example/") == ""
+    webhooks.try_webhook(actor=TEST, endpoint=made)
+    change("https://hooks.exmaple/weir")
+    assert send_deliveries() == 0
+    tried = webhooks.last_attempts(tenant.pk)[made.pk]
+    assert (tried.state, tried.log[-1]["error"]) == ("waiting", "the name is not found")
+
+
 def test_who_answers_gone_gets_no_more(tenant, receiver):
     endpoint = webhooks.create_webhook(actor=TEST, tenant=tenant, url=receiver.url)
     receiver.answers = [410]
@@ -358,6 +389,10 @@ def test_through_the_api(http, key):
     assert secret.startswith("whsec_")
     (listed,) = http.get("webhooks").json()["data"]
     assert "secret" not in listed
+    lost = http.post("webhooks", json={"url": "https://nobody.invalid/"}).json()
+    assert lost["warning"] == "nobody.invalid is not found"
+    assert http.get(f"webhooks/{lost['id']}").json()["warning"] is None
+    assert http.delete(f"webhooks/{lost['id']}").status_code == 200
     assert http.post("webhooks", json={"url": "http://example.com"}).json()["error"]["param"] == "url"
     told = http.post("webhooks", json={"url": "https://example.com/weir"}).json()["error"]
     assert (told["param"], told["message"]) == ("url", "Alerts go to this address already.")
@@ -374,5 +409,5 @@ def test_through_the_api(http, key):
     assert (inside.status_code, inside.json()["error"]["param"]) == (400, "url")
     assert http.delete(f"webhooks/{webhook_id}").json()["deleted"] is True
     assert http.get(f"webhooks/{webhook_id}").json()["error"]["code"] == "webhook_not_found"
-    entry = AuditEntry.objects.filter(tenant=tenant, action="webhook.created").get()
+    entry = AuditEntry.objects.filter(tenant=tenant, action="webhook.created").earliest("id")
     assert (entry.actor_kind, entry.ip_address) == ("key", "127.0.0.1")
