@@ -22,7 +22,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine_worker.compiled.memory import floats, int8s, ints
-from engine_worker.compiled.pointwise import exponentials, largest, scaled
+from engine_worker.compiled.pointwise import capped, exponentials, largest, scaled
 from engine_worker.compiled.tile import HALF, LEVEL, SIZES, SPREAD, put_half, tile
 from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
@@ -91,6 +91,7 @@ def attend(
     head_dim: int,
     block_size: int,
     window: int,
+    cap: float,
     tables: int,
     segments: NDArray[np.int64],
     task: NDArray[np.int64],
@@ -103,7 +104,8 @@ def attend(
     """One task: `rows` queries from `first` on, of a segment, at key head `head`.
 
     `query`: float32[tokens][ldq], scaled; `keys`, `values`: one layer's, of `kind`; `window`: 0, or how
-    many tokens a query sees, its own included; `tables`: int64, block tables end to end; `segments`: int64,
+    many tokens a query sees, its own included; `cap`: 0, or where scores are capped by a tangent (Gemma 2,
+    arXiv 2408.00118, section 2); `tables`: int64, block tables end to end; `segments`: int64,
     (first token, tokens, context length, start of its table) of each; `task`: (segment, head, first, rows);
     `following`: the task that this thread takes next, whose keys are fetched at the end, or nothing; `out`:
     tiled [tiles][out_depth][out_rows].
@@ -164,6 +166,8 @@ def attend(
             )  # fmt: skip
             if kind == LEVEL:
                 _apply_scales(unit, place, rows)
+            if cap > 0:
+                capped(place, np.float32(cap), rows, WIDTH // LANES, SPREAD)
         for row in range(rows):
             visible = context - tokens + (first + row) // group + 1
             hidden = max(0, visible - window) if window > 0 else 0

@@ -80,6 +80,7 @@ class CompiledDecoder:
         self._set(
             scale=model.model.layers[0].self_attn.scaling,
             epsilon=config.rms_norm_eps,
+            cap=getattr(config, "attn_logit_softcapping", None) or 0,
             layers=self._layers.ctypes.data,
             num_layers=shape.num_layers,
             size=self._size,

@@ -44,6 +44,7 @@ STEP: Final = np.dtype(
     [
         ("scale", np.float64),
         ("epsilon", np.float64),
+        ("cap", np.float64),
         *(
             (name, np.int64)
             for name in (
@@ -242,7 +243,7 @@ def _attention(step: Any, layer: Any, counter: int, scratch: int) -> None:
         following = take(counter, 1)
         attend(
             step.qkv, qkv_lead(step), layer.keys, layer.values, step.kv_kind,
-            step.heads, step.kv_heads, step.head_dim, step.block_size, layer.window, step.tables, segments,
+            step.heads, step.kv_heads, step.head_dim, step.block_size, layer.window, step.cap, step.tables, segments,
             tasks[4 * number : 4 * number + 4], tasks[4 * following : 4 * min(following + 1, step.tasks)],
             step.attended, depth, rows, scratch,
         )  # fmt: skip

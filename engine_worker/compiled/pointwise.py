@@ -128,6 +128,49 @@ def _quotient(builder: Any, number: Any, divisor: Any) -> Any:
     return fma(fma(less, near, number), inverse, near)
 
 
+def _tangent(builder: Any, x: Any) -> Any:
+    """tanh of a vector, to 2 units in the last place; NaN stays NaN (Cephes' tanhf)."""
+
+    def constant(value: float) -> Any:
+        return ir.Constant(VECTOR, [value] * LANES)
+
+    def fma(a: Any, b: Any, c: Any) -> Any:
+        return call(builder, f"llvm.fma.v{LANES}f32", VECTOR, a, b, c)
+
+    size = call(builder, f"llvm.fabs.v{LANES}f32", VECTOR, x)
+    above = builder.fadd(constant(1.0), _exponential(builder, builder.fadd(size, size)))
+    far = builder.fsub(constant(1.0), _quotient(builder, constant(2.0), above))
+    far = call(builder, f"llvm.copysign.v{LANES}f32", VECTOR, far, x)
+    # Near 0 that would be the difference of two numbers near 1.
+    square = builder.fmul(x, x)
+    near = constant(-5.70498872745e-3)
+    for term in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+        near = fma(near, square, constant(term))
+    near = fma(builder.fmul(x, square), near, x)
+    return builder.select(builder.fcmp_ordered("<", size, constant(0.625)), near, far)
+
+
+@intrinsic
+def capped(typing_context: Any, first: Any, cap: Any, rows: Any, vectors: Any, lead: Any) -> Any:
+    """x becomes cap * tanh(x / cap): `rows` times `vectors` times LANES float32, `lead` numbers from row to row."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first, cap, rows, vectors, lead = args
+        caps = splat(builder, cap)
+        parts = builder.fdiv(ir.Constant(VECTOR, [1.0] * LANES), caps)
+        row, _, next_row, _ = loop(builder, rows)
+        column, _, head, _ = loop(builder, vectors)
+        number = builder.add(builder.mul(row, lead), builder.mul(column, int64(LANES)))
+        address = builder.add(first, builder.mul(number, int64(4)))
+        ratio = builder.fmul(load(builder, address, VECTOR), parts)
+        store(builder, builder.fmul(_tangent(builder, ratio), caps), address)
+        close(builder, column, vectors, head)
+        close(builder, row, rows, next_row)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32, *[types.intp] * 3), generate
+
+
 def _gate(weighed: Callable[[Any, Any], Any]) -> Any:
     """target = gate * sigmoid(weighed(gate)) * up. `gate`, `up`: `rows` times `vectors` times LANES float32; in
     `target`, which may be `gate`, a row begins `lead` numbers after the one before."""

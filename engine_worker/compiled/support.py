@@ -12,7 +12,6 @@ from engine_worker.compiled import team
 from engine_worker.compiled.vector import WIDTH
 from engine_worker.runner.model_loader import LoadedModel
 
-FAMILIES: Final = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 _ADAPTED: Final = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 """Layers that an adapter may change."""
 _ACTIVATIONS: Final = ("silu", "swish", "gelu_pytorch_tanh")
@@ -29,12 +28,8 @@ def unsupported(loaded: LoadedModel, adapted: Iterable[str] = ()) -> str | None:
     config = loaded.model.config
     if not team.AVAILABLE or WIDTH == 0:
         return "no OpenMP runtime of GCC's, or no vector unit that is known"
-    if config.model_type not in FAMILIES:
-        return f"family {config.model_type!r}"
     if activation(config) not in _ACTIVATIONS:
         return f"activation {activation(config)!r}"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "capped attention scores"
     if getattr(config, "mlp_bias", False):
         return "biases in the MLP"
     if others := sorted(layer for layer in adapted if not _ADAPTED.fullmatch(layer)):

@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from engine_worker.compiled.attention import attend, lane_bytes, scratch_floats, store
+from engine_worker.compiled.pointwise import capped
 from engine_worker.compiled.tile import FLOAT, HALF, LEVEL
-from engine_worker.compiled.vector import MAX_ROWS, WIDTH
+from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
 
 pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known")
 
@@ -49,7 +51,7 @@ class Cache:
                 block * KV_HEADS + head, position % self.block_size, self.block_size,
             )  # fmt: skip
 
-    def attend(self, query, context, window=0):
+    def attend(self, query, context, window=0, cap=0.0):
         """[tokens, heads, head_dim], the newest tokens of the context."""
         tokens = len(query)
         lines = query.reshape(tokens, -1).contiguous()
@@ -61,16 +63,18 @@ class Cache:
                 task = np.array([0, head, first, min(MAX_ROWS, tokens * GROUP - first)])
                 attend(
                     lines.data_ptr(), lines.shape[1], self.keys.data_ptr(), self.values.data_ptr(), self.kind,
-                    HEADS, KV_HEADS, self.head_dim, self.block_size, window, self.table.ctypes.data, segments,
+                    HEADS, KV_HEADS, self.head_dim, self.block_size, window, cap, self.table.ctypes.data, segments,
                     task, task[:0], out.data_ptr(), out.shape[1], 1, scratch.data_ptr(),
                 )  # fmt: skip
         return out.view(tokens, HEADS, self.head_dim)
 
 
-def defined(query, keys, values, window=0):
+def defined(query, keys, values, window=0, cap=0.0):
     context, tokens = len(keys), len(query)
     keys, values = (x.repeat_interleave(GROUP, dim=1).double() for x in (keys, values))
     scores = torch.einsum("thd,chd->htc", query.double(), keys)
+    if cap:
+        scores = cap * (scores / cap).tanh()
     at = torch.arange(context - tokens, context)[:, None]
     seen = torch.arange(context)[None] <= at
     if window:
@@ -102,6 +106,42 @@ def test_attends_as_defined(kind, tokens, context, head_dim, block_size, window)
         cache.store(position, keys[position], values[position])
     want = defined(query, kept(keys, kind), kept(values, kind), window)
     torch.testing.assert_close(cache.attend(query, context, window), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [FLOAT, HALF, LEVEL])
+@pytest.mark.parametrize(("spread", "cap"), [(2.0, 50.0), (30.0, 3.0), (0.01, 50.0)])
+def test_scores_are_capped(kind, spread, cap):
+    torch.manual_seed(1)
+    query = torch.randn(9, HEADS, 24)
+    keys, values = torch.randn(2, 150, KV_HEADS, 24) * spread
+    cache = Cache(kind, 150, 24, 16)
+    for position in range(150):
+        cache.store(position, keys[position], values[position])
+    kept_keys, kept_values = kept(keys, kind), kept(values, kind)
+    for window in (0, 33):
+        want = defined(query, kept_keys, kept_values, window, cap)
+        made = cache.attend(query, 150, window, cap)
+        torch.testing.assert_close(made / spread, want / spread, rtol=1e-4, atol=1e-4)
+        if spread > 1:  # a control: the cap is felt
+            assert not torch.allclose(want, defined(query, kept_keys, kept_values, window), rtol=1e-2)
+
+
+def test_a_capped_score_is_exact():
+    """At any size: the tangent is made in two ways."""
+    sizes = torch.logspace(-20, 8, 63 * WIDTH, base=10)
+    numbers = torch.cat(
+        (sizes, -sizes, torch.tensor([0.0, math.inf, -math.inf, math.nan]), torch.zeros(WIDTH - 4))
+    )
+    for cap in (50.0, 1.5, 0.01):
+        made = numbers.clone()
+        _capped(made.data_ptr(), cap, 1, len(made) // LANES, len(made))
+        want = (cap * (numbers.double() / cap).tanh()).float()
+        torch.testing.assert_close(made, want, rtol=4e-7, atol=0, equal_nan=True)
+
+
+@njit
+def _capped(first, cap, rows, vectors, lead):
+    capped(first, np.float32(cap), rows, vectors, lead)
 
 
 @pytest.mark.parametrize("kind", [FLOAT, HALF, LEVEL])

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine_worker.compiled.support import FAMILIES as COMPILED
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.runner.families import SUPPORTED
@@ -49,8 +48,7 @@ def test_every_served_family_is_here():
     assert {family for family, _ in CASES.values()} == set(SUPPORTED)
 
 
-KINDS = [(name, "torch") for name in CASES]
-KINDS += [(name, "compiled") for name, (family, _) in CASES.items() if family in COMPILED]
+KINDS = [(name, kernels) for kernels in ("torch", "compiled") for name in CASES]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
