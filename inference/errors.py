@@ -5,6 +5,7 @@ ApiError
 ├── NotFound             404  unknown model, object or route
 ├── NotAllowed           403
 ├── MethodNotAllowed     405
+├── SlowBody             408  the rest of it does not come
 ├── TooLarge             413
 ├── UnsupportedMedia     415
 ├── Cancelled            409  somebody cancelled it while it ran: x-should-retry is false
@@ -112,6 +113,12 @@ class Cancelled(ApiError):
         # SDKs try again what has this status, and would run what somebody has just ended.
         headers = {"x-should-retry": "false"}
         super().__init__("The request was cancelled.", code="request_cancelled", headers=headers)
+
+
+class SlowBody(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_too_slow"
 
 
 class TooLarge(ApiError):

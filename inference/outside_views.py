@@ -1,4 +1,5 @@
-"""What Django itself refuses, before a view is asked: in the API's shape where programs ask, a page for people."""
+"""What Django itself or the server below refuses, before a view is asked: in the API's shape where programs ask, a page
+for people."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from django.views import defaults
 from django.views.csrf import csrf_failure as csrf_page
 
 from inference.api.error_shapes import render_error
-from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded
+from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded, SlowBody
 from inference.nearest_route import lacks_its_base, nearest_route
 from inference.outages import outage
 
@@ -34,6 +35,16 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     if _asks_as_program(request) or (is_program and not is_browser):
         return no_such_url(request)
     return defaults.page_not_found(request, exception)
+
+
+def slow_body(request: HttpRequest, *, pace: int, within_s: float) -> HttpResponse:
+    error = SlowBody(
+        f"The body came too slowly: {pace:,} bytes of it, or all that is left, must come in each {within_s:g} seconds. "
+        "This connection ends here: send the request again, its body in one go."
+    )
+    if _asks_as_program(request) or _speaks_as_program(request):
+        return render_error(request, error)
+    return HttpResponse(error.message, status=error.status, content_type="text/plain; charset=utf-8")
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:

@@ -116,6 +116,18 @@ def test_what_is_for_the_operator_is_not_for_the_world(front: str):
     assert large.status_code == 413
 
 
+def test_a_batchs_file_may_be_larger_than_other_bodies(front: str):
+    key = make_key(make_tenant()).secret
+    upload = httpx.post(
+        f"{front}/v1/files",
+        files={"file": ("lines.jsonl", b"x" * (5 << 20))},
+        data={"purpose": "batch"},
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=60,
+    )
+    assert upload.status_code != 413
+
+
 @pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
 def test_guessing_passwords_is_slow(front: str, path: str):
     with httpx.Client(base_url=front, timeout=20) as client:

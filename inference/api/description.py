@@ -10,7 +10,7 @@ from typing import Any, Final
 from tenants.principal import Scope
 
 _ALWAYS: Final = (400, 403, 500, 503)
-_OF_A_BODY: Final = (413, 415)
+_OF_A_BODY: Final = (408, 413, 415)
 _OF_A_CHANGE: Final = (409,)
 _OF_A_GENERATION: Final = (404, 422, 429, 504)
 

@@ -74,6 +74,7 @@ _REASONS: Final = {
     403: "Who asks may not do this.",
     404: "There is no such thing.",
     409: "It is in a state that does not allow this, or was changed at the same moment.",
+    408: "The body came too slowly.",
     413: "The body is too large.",
     415: "The body is of the wrong kind.",
     422: "The idempotency key was used with another body.",

@@ -6,7 +6,7 @@ sent before, and a client that reads nothing for `STALL_S` is cut off: the appli
 client that left. Others never wait: each connection has a coroutine of its own.
 
 Twisted, below, waits for headers and bodies as long as a byte comes now and then. Here they come in time, as with
-uvicorn's gateway, or the connection is closed.
+uvicorn's gateway, or the connection is closed, for a body with an answer that says why.
 
 Twisted parses forms, on the event loop and for nobody, and answers one that is none itself, without a word. Here a body
 is the application's. And a websocket message that is too large is told so (close code 1009) before its connection ends.
@@ -23,6 +23,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 import structlog
 from daphne.cli import CommandLineInterface
@@ -32,7 +33,7 @@ from twisted.internet.defer import Deferred
 from twisted.web import http
 
 from weir.servers import WEBSOCKET_MESSAGE_MAX
-from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
+from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, LAST_READS_S, SLOW_BODIES, STALL_S
 from weir.stopping import LAST_WORDS_S, STOPPING
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,10 @@ class ImpatientChannel(_Channel):  # type: ignore[misc]
     transport: Any
     _giving_up: asyncio.TimerHandle | None = None
     _body_bytes = 0
+    _is_refused = False
+    requests: list[Any]
+    _command: bytes
+    _path: bytes
     _make_request: Callable[..., Any]
 
     @property
@@ -69,6 +74,8 @@ class ImpatientChannel(_Channel):  # type: ignore[misc]
         self._expect(self.headers_s, self._late_headers)
 
     def dataReceived(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._giving_up is None and not self._handlingRequest:
             self._expect(self.headers_s, self._late_headers)  # of the next request on this connection
         super().dataReceived(data)
@@ -91,18 +98,38 @@ class ImpatientChannel(_Channel):  # type: ignore[misc]
         super().connectionLost(reason)
 
     def _late_headers(self) -> None:
-        self._give_up("headers")
+        log.warning("slow_client_cut_off", waiting_for="headers")
+        self.transport.abortConnection()
 
     def _look_at_body(self) -> None:
         if self._body_bytes < BODY_PACE:
-            self._give_up("body")
+            self._refuse_slow_body()
             return
         self._body_bytes = 0
         self._expect(self.body_s, self._look_at_body)
 
-    def _give_up(self, on: str) -> None:
-        log.warning("slow_client_cut_off", waiting_for=on)
-        self.transport.abortConnection()
+    def _refuse_slow_body(self) -> None:
+        log.warning("slow_client_cut_off", waiting_for="body")
+        self._is_refused = True
+        self.transport.write(SLOW_BODIES.answer(self._scope()).on_wire())
+        self._expect(LAST_READS_S, self.transport.loseConnection)
+
+    def _scope(self) -> dict[str, Any]:
+        """What Daphne would tell the application of a request that is not whole yet. Twisted begins the next one only
+        when this one is answered."""
+        (request,) = self.requests
+        path, _, query = self._path.partition(b"?")
+        return {
+            "type": "http",
+            "method": self._command.decode("latin-1"),
+            "path": unquote(path.decode("latin-1")),
+            "query_string": query,
+            "headers": [
+                (name.lower(), value)
+                for name, values in request.requestHeaders.getAllRawHeaders()
+                for value in values
+            ],
+        }
 
     def _expect(self, within_s: float, otherwise: Callable[[], None]) -> None:
         self._expect_nothing()

@@ -111,8 +111,17 @@ class StandardErrorHandler(logging.Handler):
             self.handleError(record)
 
 
+def name_request(request: HttpRequest) -> str:
+    """Its id, from now on in each line of the log: the client's own where it is harmless, else a new one."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    request_id = given if _CLIENT_REQUEST_ID.fullmatch(given) else uuid_utils.uuid4().hex
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    return request_id
+
+
 class RequestIdMiddleware:
-    """Names the request in logs and in the answer: the client's own id where it is harmless, else a new one."""
+    """Names the request in logs and in the answer."""
 
     async_capable = True
     sync_capable = False
@@ -123,10 +132,7 @@ class RequestIdMiddleware:
             markcoroutinefunction(self)
 
     async def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        given = request.headers.get(REQUEST_ID_HEADER, "")
-        request_id = given if _CLIENT_REQUEST_ID.fullmatch(given) else uuid_utils.uuid4().hex
-        structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        request_id = name_request(request)
         response = await self._get_response(request)
         if REQUEST_ID_HEADER not in response.headers:
             response.headers[REQUEST_ID_HEADER] = request_id

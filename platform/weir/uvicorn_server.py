@@ -6,7 +6,7 @@ client that left.
 
 It waits for ever for headers and bodies too, and takes headers of any size. Here a request's headers come within
 `HEADERS_S` and fit into `HEADERS_MAX`, and its body goes on coming (`BODY_PACE` bytes in `BODY_S`), or the connection
-is closed: so a gateway can stand without a proxy before it.
+is closed, for a body with an answer that says why: so a gateway can stand without a proxy before it.
 
 What hundreds of clients send in one moment it would all parse in one turn of the event loop, before the application
 sees the first of them. Here it is `READ_PER_TURN` connections a turn.
@@ -20,6 +20,7 @@ import contextlib
 import socket
 import struct
 import sys
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import structlog
@@ -28,7 +29,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from weir.servers import WEBSOCKET_MESSAGE_MAX
-from weir.slow_clients import BODY_PACE, BODY_S, HEADERS_S, STALL_S
+from weir.slow_clients import (
+    BODY_PACE,
+    BODY_S,
+    HEADERS_S,
+    LAST_READS_S,
+    SLOW_BODIES,
+    STALL_S,
+    Answer,
+)
 from weir.stopping import LAST_WORDS_S, STOPPING
 from weir.turnstile import Turnstile
 
@@ -41,7 +50,6 @@ SMALL: Final = 16 * 1024
 """Bytes that wait for the end of the loop's turn, to go out together."""
 READ_PER_TURN: Final = 32
 """A request is a tenth of a millisecond's work until its task exists."""
-_CLOSE_S: Final = 1.0
 _NOT_STARTED: Final = 3
 
 
@@ -205,7 +213,8 @@ class ImpatientHttp(_Impatient, HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._await_headers()  # a line break after the request that is being answered is not the next one
         else:
-            self._give_up("headers")
+            log.warning("slow_client_cut_off", waiting_for="headers")
+            self.transport.abort()
 
     def _await_body(self) -> None:
         self._body_bytes = 0
@@ -215,21 +224,30 @@ class ImpatientHttp(_Impatient, HttpToolsProtocol):
         # While the application has not taken what came, it is not the client that is slow.
         if self._body_bytes >= BODY_PACE or self.flow.read_paused:
             self._await_body()
-        else:
-            self._give_up("body")
-
-    def _give_up(self, on: str) -> None:
-        log.warning("slow_client_cut_off", waiting_for=on)
-        self.transport.abort()
+            return
+        log.warning("slow_client_cut_off", waiting_for="body")
+        is_next = not self.pipeline and not self.cycle.response_started
+        self._refuse(SLOW_BODIES.answer(dict(self.scope)), is_next=is_next)
 
     def _refuse_large_headers(self) -> None:
         if self._header_bytes > HEADERS_MAX:
-            self._is_refused, self._is_in_headers = True, False
-            self._stop_clock()
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.close()
+            self._is_in_headers = False
+            is_next = self.cycle is None or self.cycle.response_complete
+            self._refuse(Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, (), b""), is_next=is_next)
+
+    def _refuse(self, answer: Answer, *, is_next: bool) -> None:
+        """The last word on this connection, where it would not stand in another answer's place. An application that
+        waits for the rest of a body hears that its client has left."""
+        self._is_refused = True
+        self._stop_clock()
+        if not is_next:
+            self.transport.abort()
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(answer.on_wire())
+        self._giving_up = asyncio.get_running_loop().call_later(LAST_READS_S, self.transport.close)
 
     def _stop_clock(self) -> None:
         if self._giving_up is not None:
@@ -248,7 +266,7 @@ class ImpatientWebSocket(_Impatient, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": told.code, "reason": told.reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = self.disconnected = True
-        self.close_timer = self.loop.call_later(_CLOSE_S, self.transport.close)
+        self.close_timer = self.loop.call_later(LAST_READS_S, self.transport.close)
 
 
 class PoliteServer(uvicorn.Server):

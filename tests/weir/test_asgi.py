@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -14,6 +15,8 @@ from django.urls import path
 
 from weir.api_handler import ApiHandler, PathSplit
 from weir.asgi import application
+from weir.logs import REQUEST_ID_HEADER
+from weir.slow_clients import SLOW_BODIES, Answer
 
 THREADS: list[int] = []
 
@@ -86,3 +89,32 @@ async def test_only_the_prefix_itself_goes_inside():
 def test_a_sync_middleware_in_the_token_path_is_refused():
     with pytest.raises(ImproperlyConfigured, match="WhiteNoiseMiddleware, which is not async"):
         ApiHandler()
+
+
+def slow_body(path: str, **headers: str) -> Answer:
+    """What is said to a request whose body does not come, before any view sees it."""
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return SLOW_BODIES.answer(
+        {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": named}
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files", "/operator/workers/w/models"])
+def test_a_slow_body_is_refused_in_the_apis_shape(path):
+    answer = slow_body(path, x_request_id="mine")
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"], error["param"]) == (408, "body_too_slow", None)
+    assert "4,096 bytes" in error["message"]
+    assert "each 10 seconds" in error["message"]
+    assert "send the request again" in error["message"]
+    assert dict(answer.headers)[REQUEST_ID_HEADER] == "mine"
+    assert dict(answer.headers)["Content-Type"] == "application/json"
+
+
+def test_a_slow_body_is_refused_in_the_shape_that_its_client_reads():
+    answer = slow_body("/v1/messages", x_request_id="mine")
+    told = json.loads(answer.body)
+    assert (told["type"], told["error"]["type"], told["request_id"]) == ("error", "timeout_error", "mine")
+    page = slow_body("/chat/", accept="text/html")
+    assert dict(page.headers)["Content-Type"].startswith("text/plain")
+    assert b"4,096 bytes" in page.body

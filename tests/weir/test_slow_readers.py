@@ -4,6 +4,7 @@ not come to the end of a request, where no proxy is in front."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -121,7 +122,6 @@ def test_who_does_not_come_to_the_end_of_a_request_is_cut_off(port):
         "nothing": b"",
         "request line": b"GET /up",
         "headers": b"GET /upload HTTP/1.1\r\nX-Slow: ",
-        "body": b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
     }
     waiting = {name: said(port, text) for name, text in begun.items()}
     for client in waiting.values():
@@ -140,7 +140,51 @@ def test_who_does_not_come_to_the_end_of_a_request_is_cut_off(port):
             client.close()
             del waiting[name]
     assert not waiting
-    # A large body that keeps coming is as welcome as before, in as many pieces as it takes.
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_whose_body_comes_too_slowly_hears_why(port, is_first):
+    """Also on a connection that has been used before; then it ends. In the words of the application."""
+    with said(port, b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n" * (not is_first)) as client:
+        if not is_first:
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+        client.sendall(
+            b"POST /upload?now=1 HTTP/1.1\r\nHost: x\r\nX-Name: a\r\nContent-Length: 100000\r\n\r\n"
+        )
+        client.settimeout(0.2)
+        answer = b""
+        deadline = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                client.sendall(b"x")  # goes on dripping, also after the answer
+                piece = client.recv(65_536)
+            except TimeoutError:
+                continue
+            if not piece:
+                break
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "HTTP/1.1 408 Request Timeout"
+    assert {f"Content-Length: {len(body)}", "Connection: close", "X-Said: a"} <= set(lines)
+    assert json.loads(body) == {"method": "POST", "path": "/upload", "query": "now=1"}
+
+
+def test_a_body_is_slow_behind_an_answer_that_has_begun(port, request):
+    """Then nothing is said: words would stand in the middle of that answer."""
+    if not is_uvicorn(request):
+        return  # Daphne asks no application before a body is whole
+    begun = b"POST /begun HTTP/1.1\r\nHost: x\r\nX-Name: a\r\nContent-Length: 100000\r\n\r\nx"
+    answer = b""
+    with said(port, begun) as client, contextlib.suppress(ConnectionError):
+        while piece := client.recv(65_536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_large_body_that_keeps_coming_is_taken(port):
     with httpx.Client(timeout=60) as client:
         for _ in range(2):  # on one connection
             answer = client.post(f"http://127.0.0.1:{port}/upload", content=iter([b"x" * 65_536] * 64))
