@@ -148,7 +148,7 @@ class Field:
                             answer.request_id, last_id = data["id"], event_id
                             answer.text += "".join(choice["text"] for choice in data["choices"])
                             if on_token is not None:
-                                await on_token(answer.request_id, int(event_id.rstrip(".") or 0))
+                                await on_token(answer.request_id, int(event_id.partition(".")[0] or 0))
             except httpx.TransportError:
                 pass
             answer.resumed += 1

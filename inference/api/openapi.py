@@ -47,7 +47,7 @@ HEADERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     ),
     "Last-Event-ID": (
         "The id of the last event that was read.",
-        {"type": "string", "pattern": r"^\d{1,9}\.?$"},
+        {"type": "string", "pattern": r"^\d{1,9}(\.[123])?$"},
     ),
 }
 """Of requests."""

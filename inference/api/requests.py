@@ -112,20 +112,19 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
     asked = call.query(StreamQuery)
     read_to = _position(call, asked)
     model_name, state = await find_request(call.runtime, call.principal, request_id)
-    if state.finish is not None and read_to.next_seq > state.tokens:
+    if read_to is not None and state.finish is not None and read_to.next_seq > state.tokens:
         raise _beyond_the_end(read_to, state.tokens)
     model = await call.runtime.models.get(model_name, kind="generate")
-    generation = await resume(
-        call.runtime, call.principal, request_id, model=model_name, from_seq=read_to.next_seq
-    )
+    # Where each token stands in the text only the whole text tells.
+    from_seq = 0 if read_to is None or asked.logprobs else read_to.next_seq
+    generation = await resume(call.runtime, call.principal, request_id, model=model_name, from_seq=from_seq)
     shape = _shape(asked, generation, model)
 
     def render(index: int, chunk: Chunk) -> Sequence[Any]:
         # Not before its end: a queue that lost its last second makes the same tokens again.
-        if chunk.finish is not None and read_to.next_seq > chunk.finish.completion_tokens:
-            raise _beyond_the_end(read_to, chunk.finish.completion_tokens)
-        if read_to.is_after_end and chunk.finish is not None:
-            chunk = msgspec.structs.replace(chunk, text="", logprobs=None)  # the client has its text
+        end = chunk.finish
+        if end is not None and read_to is not None and read_to.next_seq > end.completion_tokens:
+            raise _beyond_the_end(read_to, end.completion_tokens)
         return shape.events(index, chunk)
 
     return await call.stream(
@@ -134,16 +133,17 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
             render=render,
             close=shape.last_events,
             can_resume=True,
+            after=read_to,
             grace_s=call.resume_grace_s(),
         ),
         headers=generation.headers,
     )
 
 
-def _position(call: ApiCall, asked: StreamQuery) -> Position:
+def _position(call: ApiCall, asked: StreamQuery) -> Position | None:
     text = call.request.headers.get("Last-Event-ID", "") or asked.last_event_id or ""
     try:
-        return Position.parse(text) if text else Position()
+        return Position.parse(text) if text else None
     except ValueError as error:
         raise InvalidRequest(
             f"Last-Event-ID is {text[:40]!r}: give the id of the last event that you read, such as '12'.",

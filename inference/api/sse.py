@@ -6,8 +6,10 @@ ignore: they keep a connection alive while a request waits in the queue.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
@@ -60,28 +62,45 @@ def typed_event(data: msgspec.Struct, event_id: str = "") -> bytes:
     return event(data, event_id, name=str(data.__struct_config__.tag))
 
 
-@dataclass(frozen=True, slots=True)
+class Stage(IntEnum):
+    """What an event tells. Only the last chunk says more than one thing, and may have text without a token."""
+
+    TOKENS = 0
+    LAST_TEXT = 1
+    END = 2
+    USAGE = 3
+
+
+_POSITION: Final = re.compile(r"([0-9]{1,9})(?:\.([1-3]))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """How far a client has read, as the ids of its events say: `12` after the token before number 12, `12.`
-    after all that the last chunk said, which may be text without a token."""
+    """How far a client has read, as the id of each event says: `0` is who speaks, `12` comes with the token before
+    number 12, and `14.1`, `14.2`, `14.3` are the last text, the end and the usage of an answer of 14 tokens."""
 
     next_seq: int = 0
-    is_after_end: bool = False
+    stage: Stage = Stage.TOKENS
 
     @classmethod
-    def after(cls, chunk: Chunk) -> Position:
-        return cls(chunk.seq + len(chunk.token_ids), chunk.finish is not None)
+    def of(cls, data: Any, chunk: Chunk) -> Position:
+        """That of one of the events that tell `chunk`."""
+        if getattr(data, "is_opening", False):
+            return cls(chunk.seq)
+        next_seq = chunk.seq + len(chunk.token_ids)
+        if chunk.finish is None:
+            return cls(next_seq)
+        return cls(next_seq, Stage.END if getattr(data, "is_end", False) else Stage.LAST_TEXT)
 
     @classmethod
     def parse(cls, text: str) -> Position:
         """Raises ValueError."""
-        number = text.removesuffix(".")
-        if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+        if (found := _POSITION.fullmatch(text)) is None:
             raise ValueError(f"no event id of ours: {text[:40]!r}")
-        return cls(int(number), text.endswith("."))
+        return cls(int(found[1]), Stage(int(found[2] or 0)))
 
     def __str__(self) -> str:
-        return f"{self.next_seq}{'.' if self.is_after_end else ''}"
+        return f"{self.next_seq}.{self.stage:d}" if self.stage else str(self.next_seq)
 
 
 def _bare_failure(generation: Generation, chunk: Chunk) -> ApiError | None:
@@ -96,6 +115,7 @@ async def events_of(
     render: Callable[[int, Chunk], Sequence[Any]],
     close: Callable[[], Sequence[Any]],
     can_resume: bool = False,
+    after: Position | None = None,
     grace_s: float = 0.0,
     breaks_off: bool = True,
     begin: Callable[[], Sequence[Any]] = tuple,
@@ -108,11 +128,17 @@ async def events_of(
     `begin` makes the events before any token, `render` those of one chunk of the n-th generation, `close`
     those after the last one. An end that is not a good one becomes an error event, after which nothing
     follows: never a false `stop`.
-    With `can_resume` (one generation, one choice) each event that tells something has the id to resume after. A client
-    that leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
+    With `can_resume` (one generation, one choice) each event has an id, and only those `after` that one are told. A
+    client that leaves cancels what still runs, at once or, where it asked for that, when nobody resumed for `grace_s`.
     Without `breaks_off` it is not this gateway's connection alone that reads it: see `chunks_of`.
     """
     has_left, has_begun, goes_on = True, False, False
+    read_to = 0
+
+    def tell(data: Any, position: Position) -> bytes:
+        """Nothing of what its client has read."""
+        return b"" if after is not None and position <= after else framing.event(data, str(position))
+
     try:
         opening = b"".join(framing.event(data, "") for data in begin())
         async for item in chunks_of(generations, keep_alive_s=KEEP_ALIVE_S, breaks_off=breaks_off):
@@ -127,13 +153,13 @@ async def events_of(
             told: list[bytes] = []
             more: Chunk | None = chunk
             while more is not None:
-                event_id = str(Position.after(more)) if can_resume else ""
                 for data in render(index, more):
-                    # Who is cut off behind an opening has read nothing of the chunk yet.
-                    is_opening = getattr(data, "is_opening", False)
-                    told.append(framing.event(data, "" if is_opening else event_id))
+                    told.append(
+                        tell(data, Position.of(data, more)) if can_resume else framing.event(data, "")
+                    )
+                read_to = more.seq + len(more.token_ids)
                 more = generations[index].take_ready()
-            if told:
+            if any(told):
                 has_begun = True
                 yield opening + b"".join(told)  # what one step made is one write
                 opening = b""
@@ -142,7 +168,8 @@ async def events_of(
                 and (failure := generations[index].failure()) is not None
             ):
                 raise failure
-        closing = b"".join(framing.event(data, "") for data in close())
+        last = Position(read_to, Stage.USAGE)
+        closing = b"".join(tell(data, last) if can_resume else framing.event(data, "") for data in close())
         has_begun = True
         yield opening + closing + framing.done
         has_left = False

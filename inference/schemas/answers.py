@@ -119,6 +119,10 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
         """It says who speaks, and nothing of what is said."""
         return bool(self.choices) and self.choices[0].delta.role is not None
 
+    @property
+    def is_end(self) -> bool:
+        return bool(self.choices) and self.choices[0].finish_reason is not None
+
 
 class TextChoice(msgspec.Struct):
     index: int
@@ -139,6 +143,11 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[TextChoice]
     system_fingerprint: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+    @property
+    def is_end(self) -> bool:
+        """Of a stream's chunk: its choice has no other."""
+        return bool(self.choices) and self.choices[0].finish_reason is not None
 
 
 class ModelObject(msgspec.Struct, kw_only=True):

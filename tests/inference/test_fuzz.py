@@ -51,7 +51,7 @@ def test_every_event_comes_through_an_independent_reader(sent):
 
 
 @many
-@given(text=TEXT | st.from_regex(r"\d{1,12}\.?", fullmatch=True))
+@given(text=TEXT | st.from_regex(r"\d{1,12}(\.\d?)?", fullmatch=True))
 def test_event_ids_are_read_back_or_refused(text):
     try:
         position = Position.parse(text)

@@ -15,14 +15,14 @@ import redis
 from django.conf import settings
 
 from engine_worker.broker import keys
-from inference.api.sse import Position
+from inference.api.sse import Position, Stage
 from tests.factories import make_key, make_tenant
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 7, "stream": True}
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    """(id, data) of each event; data of the last is `[DONE]`."""
+    """(id, data) of each event, the id empty where it has none; data of the last is `[DONE]`."""
     event_id = ""
     for line in response.iter_lines():
         if line.startswith("id: "):
@@ -30,6 +30,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
         elif line.startswith("data: "):
             text = line[6:]
             yield event_id, text if text == "[DONE]" else json.loads(text)
+            event_id = ""
 
 
 def text_of(parts: list[tuple[str, Any]]) -> str:
@@ -82,7 +83,7 @@ def test_after_a_dropped_connection_the_rest_comes_and_nothing_twice(http, route
     # And again, now that it has ended: from the start, from the middle, from the end.
     assert text_of(resumed(http, request_id, "")) == whole
     assert text_of(first) + text_of(resumed(http, request_id, last_id)) == whole
-    assert text_of(resumed(http, request_id, rest[-2][0])) == ""
+    assert resumed(http, request_id, rest[-2][0]) == rest[-1:]
     status = http.get(f"requests/{request_id}").json()
     assert (status["status"], status["finish_reason"]) == ("finished", "length")
     assert (status["completion_tokens"], status["attempts"], status["position"]) == (60, 1, None)
@@ -141,7 +142,7 @@ def test_another_tenants_request_is_as_unknown_as_none(site, http, route):
 def test_beyond_the_end_there_is_nothing_to_read(http, route):
     path, body = route
     request_id = read(http, path, {**body, "max_tokens": 3})[0][1]["id"]
-    assert text_of(resumed(http, request_id, "3.")) == ""
+    assert text_of(resumed(http, request_id, "3.2")) == ""
     late = http.get(f"requests/{request_id}/stream", headers={"Last-Event-ID": "4"})
     assert (late.status_code, late.json()["error"]["param"]) == (400, "Last-Event-ID")
     assert "ends after token 3" in late.json()["error"]["message"]
@@ -191,5 +192,37 @@ def test_what_makes_no_sense_is_refused(http, route, headers):
 
 
 def test_positions_are_written_as_they_are_read():
-    for position in (Position(), Position(12), Position(12, True)):
+    for position in (Position(), Position(12), *(Position(12, stage) for stage in Stage)):
         assert Position.parse(str(position)) == position
+    for text in ("3.", "3.0", "3.4", "-1", "1e3", "3.1.1"):
+        with pytest.raises(ValueError, match="no event id"):
+            Position.parse(text)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 6])
+@pytest.mark.parametrize("wants", ["", "logprobs"])
+def test_after_each_event_exactly_the_others_come(http, route, wants, max_tokens):
+    """Also the one that says who speaks, the one with the end, and the usage."""
+    path, body = route
+    body = {**body, "max_tokens": max_tokens, "stream_options": {"include_usage": True}}
+    query = "?include_usage=true"
+    if wants:
+        body["logprobs"] = True if path.startswith("chat") else 0
+        query += "&logprobs=true"
+    *whole, done = read(http, path, body)
+    assert done[1] == "[DONE]"
+    ids = [event_id for event_id, _ in whole]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+    request_id = whole[0][1]["id"]
+    last = f"{max_tokens}"
+    assert ids[-2:] == [f"{last}.2", f"{last}.3"]
+
+    def told(parts: list[Any]) -> list[Any]:
+        return [(event_id, {**data, "service_tier": None}) for event_id, data in parts]
+
+    for place, event_id in enumerate(ids, start=1):
+        *rest, done = resumed(http, request_id, event_id, query)
+        assert done[1] == "[DONE]"
+        assert told(rest) == told(whole[place:])
+    assert told(resumed(http, request_id, "", query)[:-1]) == told(whole)
