@@ -6,8 +6,10 @@
 
 All requests of a workload arrive at once, greedy, end tokens ignored, so every engine makes the same
 tokens. Each engine is a process of its own; they take turns within a round, so that whatever else the
-machine does hits all of them. The last line is JSON: `ratios` is ours in the default precision over
-each peer, in output tokens per second, by how many requests are at once.
+machine does hits all of them. Where memory doesn't hold all of them: `--one-at-a-time`.
+
+The last line is JSON: `ratios` is ours in the default precision over each peer, in output tokens per
+second, by how many requests are at once.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
 from benchmarks.engine import workload
-from benchmarks.engine.contestant import Contestant
+from benchmarks.engine.field import Field, Start
 from benchmarks.engine.measure import Run, processor, summarise
 from benchmarks.engine.peers import PEERS, REQUIREMENTS, install_peers, ours
-from benchmarks.engine.workload import Chat
 from benchmarks.model import prepared
 from engine_worker.config import EngineConfig, physical_cores
 from engine_worker.model_store import DEFAULT_MODEL
@@ -34,37 +36,15 @@ _OURS = ("fp32", "fp16", "int8")
 _DEFAULT_PRECISION = EngineConfig.__dataclass_fields__["precision"].default
 
 
-def warm_up(contestants: dict[str, Contestant]) -> None:
-    """Waits for all to start. A first run pays for allocations and caches: it is not counted."""
-    run_each(contestants, [Chat(chat.prompt[:32], 4) for chat in workload.load("w20")[:4]])
-
-
-def run_each(contestants: dict[str, Contestant], chats: Sequence[Chat]) -> dict[str, Run]:
-    """In turn. A peer that ends is left out from here on, and named; ours that ends is an error.
-
-    Memory is what ends them: all are there at once.
-    """
-    made = {}
-    for name, contestant in list(contestants.items()):
-        try:
-            made[name] = contestant.run(chats)
-        except RuntimeError as error:
-            if name not in PEERS:
-                raise
-            print(f"left out: {name}: {error}", flush=True)
-            del contestants[name]
-    return made
-
-
-def compare(name: str, contestants: dict[str, Contestant], rounds: int) -> dict[str, Any]:
+def compare(name: str, field: Field, rounds: int) -> dict[str, Any]:
     """All engines' medians on one workload, and who made the same tokens as ours in fp32."""
     chats = workload.load(name)
     prompt, output = sum(len(chat.prompt) for chat in chats), sum(chat.output_tokens for chat in chats)
     print(
         f"\n{name}: {len(chats)} at once, {prompt} prompt tokens, {output} output tokens, {rounds} round(s)"
     )
-    made_by = [run_each(contestants, chats) for _ in range(rounds)]
-    runs = {engine: [made[engine] for made in made_by] for engine in contestants}
+    made_by = [field.run(chats) for _ in range(rounds)]
+    runs = {engine: [made[engine] for made in made_by] for engine in field.names}
     for engine, made in runs.items():
         for run in made:
             lengths = [len(tokens) for tokens in run.outputs]
@@ -122,6 +102,11 @@ def main() -> None:
         choices=REQUIREMENTS,
         help="make the others' environments, or those of the named, and stop",
     )
+    parser.add_argument(
+        "--one-at-a-time",
+        action="store_true",
+        help="start each engine for its turn alone: all together they need some 30 GB",
+    )
     parser.add_argument("--threads", type=int, default=None)
     args = parser.parse_args()
     if args.install_peers is not None:
@@ -137,18 +122,18 @@ def main() -> None:
         + (f"; not installed: {', '.join(missing)}" if missing else "")
     )
 
-    contestants = {f"ours-{p}": ours(model_dir, threads, p) for p in args.precisions}
+    starts: dict[str, Start] = {f"ours-{p}": partial(ours, model_dir, threads, p) for p in args.precisions}
     if args.torch_kernels:
-        contestants["ours-fp32-torch"] = ours(model_dir, threads, "fp32", kernels="torch")
+        starts["ours-fp32-torch"] = partial(ours, model_dir, threads, "fp32", kernels="torch")
+    required = list(starts)
     for name in wanted:
         if name not in missing:
-            contestants[name] = PEERS[name].start(model_dir, threads)
+            starts[name] = partial(PEERS[name].start, model_dir, threads)
+    field = Field(starts, required, args.one_at_a_time)
     try:
-        warm_up(contestants)
-        results = {name: compare(name, contestants, args.rounds) for name in args.workloads}
+        results = {name: compare(name, field, args.rounds) for name in args.workloads}
     finally:
-        for engine in contestants.values():
-            engine.stop()
+        field.stop()
     by_count = {
         str(result["at_once"]): result["ratios"] for name, result in results.items() if name != "mixed"
     }
