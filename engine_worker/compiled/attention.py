@@ -24,16 +24,10 @@ from numpy.typing import NDArray
 from engine_worker.compiled.memory import floats, int8s, ints
 from engine_worker.compiled.pointwise import capped, exponentials, largest, scaled
 from engine_worker.compiled.tile import HALF, LEVEL, SIZES, SPREAD, put_half, tile
-from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH
+from engine_worker.compiled.vector import LANES, MAX_ROWS, WIDTH, padded
 
 _NOTHING = np.float32(-np.inf)
 _SPAN = SPREAD // max(WIDTH, 1)
-
-
-@njit(nogil=True)
-def padded(size: int) -> int:
-    """`size`, up to a multiple of WIDTH."""
-    return (size + WIDTH - 1) // WIDTH * WIDTH
 
 
 def scratch_floats(head_dim: int) -> int:

@@ -19,7 +19,7 @@ from engine_worker.compiled.low_rank import LowRanks
 from engine_worker.compiled.product import DOT
 from engine_worker.compiled.support import activation
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, LEVEL
-from engine_worker.compiled.vector import MAX_ROWS, WIDTH
+from engine_worker.compiled.vector import MAX_ROWS, WIDTH, padded, panels
 from engine_worker.config import Precision
 from engine_worker.runner.adapters import LowRank
 from engine_worker.runner.model_loader import LoadedModel
@@ -59,8 +59,8 @@ class CompiledDecoder:
         self.caches = self.keys, self.values
 
         self._size: int = config.hidden_size
-        self._lead = _padded(self._size)
-        self._inner = _padded(config.intermediate_size)
+        self._lead = padded(self._size)
+        self._inner = padded(config.intermediate_size)
         embed = model.model.embed_tokens
         self._embedding = embed.weight.detach() * getattr(embed, "scalar_embed_scale", 1.0)
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -94,7 +94,7 @@ class CompiledDecoder:
             gelu="gelu" in activation(config),
             final_norm=self._keep_vector(_norm_weight(model.model.norm)),
             lm_head=lm_head,
-            vocab_panels=-(-self._vocab // WIDTH),
+            vocab_panels=panels(self._vocab),
             block_size=shape.block_size,
         )
         attended = config.num_attention_heads * shape.head_dim
@@ -110,7 +110,7 @@ class CompiledDecoder:
             "hidden": self._lead,
             "branch": self._lead if self._layers["attention_norm"].any() else 0,
             "operand": -(-product.tile_bytes(kind, 1, max(self._size, attended, self._inner)) // 4),
-            "qkv": _padded((config.num_attention_heads + 2 * shape.num_kv_heads) * shape.head_dim),
+            "qkv": padded((config.num_attention_heads + 2 * shape.num_kv_heads) * shape.head_dim),
             "attended": grouped(attended),
             "gated": grouped(self._inner),
         }
@@ -236,9 +236,9 @@ class CompiledDecoder:
 
     def _keep_vector(self, vector: Tensor) -> int:
         """The same, of a copy with zeros to the end of a tile's width."""
-        padded = torch.zeros(_padded(len(vector)))
-        padded[: len(vector)] = vector.detach()
-        return self._keep(padded)
+        kept = torch.zeros(padded(len(vector)))
+        kept[: len(vector)] = vector.detach()
+        return self._keep(kept)
 
     def _set(self, **fields: float) -> None:
         for name, value in fields.items():
@@ -252,10 +252,6 @@ class CompiledDecoder:
         needed = sampled_rows * int(self._step["vocab_panels"][0]) * WIDTH
         if len(self._logits) < needed:
             self._logits = torch.zeros(needed)
-
-
-def _padded(width: int) -> int:
-    return -(-width // WIDTH) * WIDTH
 
 
 def _norm_weight(norm: Any) -> Tensor:

@@ -30,7 +30,7 @@ from engine_worker.compiled.memory import floats, ints, record, record_reader
 from engine_worker.compiled.pointwise import scaled, sum_of_squares
 from engine_worker.compiled.product import DOT, gated, linear
 from engine_worker.compiled.team import barrier, clock, take, thread_count, thread_number
-from engine_worker.compiled.vector import LANES, WIDTH
+from engine_worker.compiled.vector import LANES, SUMS, WIDTH, padded, panels
 
 LAYER: Final = record(
     # Addresses of packed weights and float32 vectors; 0: this model has none.
@@ -74,22 +74,14 @@ _NORM, _QKV, _PLACE, _ATTENTION, _OUT, _GATE_UP, _DOWN, _ROUND, _LM_HEAD = range
 STAGES_PER_LAYER: Final = 5
 """Stages of a layer whose work is taken from a counter."""
 
-# Sums may be reordered, so that they are vectorised; NaN stays NaN.
-_SUMS = {"reassoc", "contract", "nsz"}
-
-
-@njit(nogil=True)
-def width_panels(width: int) -> int:
-    return (width + WIDTH - 1) // WIDTH
-
 
 @njit(nogil=True)
 def qkv_lead(step: Any) -> int:
     """Columns from one row of query, key and value to the next."""
-    return width_panels((step.heads + 2 * step.kv_heads) * step.head_dim) * WIDTH
+    return padded((step.heads + 2 * step.kv_heads) * step.head_dim)
 
 
-@njit(nogil=True, fastmath=_SUMS)
+@njit(nogil=True, fastmath=SUMS)
 def _inverse_rms(row: NDArray[np.float32], epsilon: float) -> np.float32:
     total = np.float32(0)
     for value in row:
@@ -197,7 +189,7 @@ def _finish_mlp(step: Any, layer: Any, number: int, token: int, scratch: int) ->
         if step.kind == DOT:
             row = step.gated + 4 * token * grouped(step.inner)
         else:
-            row = _of_tiles(step.gated, token, width_panels(step.inner) * WIDTH, step.rows, scratch)
+            row = _of_tiles(step.gated, token, padded(step.inner), step.rows, scratch)
         lowered(step.adapters, number, token, DOWN, 1, row)
         raised(step.adapters, number, token, DOWN, 0, _branch(step, layer.mlp_norm) + 4 * token * step.lead)
     _join(step, layer.mlp_norm, token, scratch)
@@ -300,7 +292,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
             now = _meet(step, thread, threads, _ROUND, now)
         linear(
             counter + 16, threads, of_attention, step.tiles, step.rows, attended, layer.out, kind,
-            width_panels(size), 0, _branch(step, layer.attention_norm), lead, layer.attention_norm == 0, scratch,
+            panels(size), 0, _branch(step, layer.attention_norm), lead, layer.attention_norm == 0, scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _OUT, now)
         for token in range(first, last):
@@ -312,7 +304,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
         now = _meet(step, thread, threads, _NORM, now)
         gated(
             counter + 24, threads, step.operand, step.tiles, step.rows, size, layer.gate_up, kind,
-            width_panels(step.inner), step.gated, grouped(step.inner), step.gelu != 0, step.adapters, number,
+            panels(step.inner), step.gated, grouped(step.inner), step.gelu != 0, step.adapters, number,
             scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _GATE_UP, now)
@@ -324,7 +316,7 @@ def _run(step: Any, thread: int, threads: int) -> None:
             now = _meet(step, thread, threads, _ROUND, now)
         linear(
             counter + 32, threads, of_gate, step.tiles, step.rows, step.inner, layer.down, kind,
-            width_panels(size), 0, _branch(step, layer.mlp_norm), lead, layer.mlp_norm == 0, scratch,
+            panels(size), 0, _branch(step, layer.mlp_norm), lead, layer.mlp_norm == 0, scratch,
         )  # fmt: skip
         now = _meet(step, thread, threads, _DOWN, now)
         counter += 8 * STAGES_PER_LAYER

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine_worker.attention.interface import Segment
 from engine_worker.compiled.memory import floats, ints, record, record_reader
-from engine_worker.compiled.vector import WIDTH
+from engine_worker.compiled.vector import SUMS, WIDTH, padded
 from engine_worker.runner.adapters import LowRank
 
 QUERY, KEY, VALUE, OUT, GATE, UP, DOWN = range(7)
@@ -37,9 +37,6 @@ _STEP: Final = record("parts", "layers", "of", "low", "rank")
 _parts = record_reader(_PART)
 _steps = record_reader(_STEP)
 
-# Sums may be reordered, so that they are vectorised; NaN stays NaN.
-_SUMS = {"reassoc", "contract", "nsz"}
-
 
 @njit(nogil=True)
 def has_adapter(adapters: int, row: int) -> bool:
@@ -58,7 +55,7 @@ def _low(step: Any, row: int, place: int) -> int:
     return step.low + 4 * (row * _TOGETHER + place) * step.rank
 
 
-@njit(nogil=True, fastmath=_SUMS)
+@njit(nogil=True, fastmath=SUMS)
 def lowered(adapters: int, layer: int, row: int, first: int, count: int, x: int) -> None:
     """x A of the kinds `first` to `first + count - 1`, of a row that has an adapter. `x`: float32[inputs]."""
     step = _steps(adapters, 1)[0]
@@ -88,7 +85,7 @@ def _four(matrix: int, row: int, lead: int, count: int) -> Any:
     )
 
 
-@njit(nogil=True, fastmath=_SUMS)
+@njit(nogil=True, fastmath=SUMS)
 def _add(low: int, up: int, rank: int, lead: int, y: int, count: int) -> None:
     factors, target = floats(low, rank), floats(y, count)
     for r in range(0, rank, 4):
@@ -103,7 +100,7 @@ def raised(adapters: int, layer: int, row: int, kind: int, place: int, y: int) -
     """Adds the `place`th of what `lowered` made to `y`, float32[outputs]."""
     step = _steps(adapters, 1)[0]
     part = _part(step, layer, row, kind)
-    lead = (part.outputs + WIDTH - 1) // WIDTH * WIDTH
+    lead = padded(part.outputs)
     _add(_low(step, row, place), part.up, part.rank, lead, y, part.outputs)
 
 
@@ -120,7 +117,7 @@ def raised_panel(
         if ints(step.of, first + row + 1)[first + row] < 0:
             continue
         part = _part(step, layer, first + row, kind)
-        lead = (part.outputs + WIDTH - 1) // WIDTH * WIDTH
+        lead = padded(part.outputs)
         up = part.up + 4 * panel * WIDTH
         _add(_low(step, first + row, place), up, part.rank, lead, y + 4 * row * WIDTH, WIDTH)
 
@@ -165,7 +162,7 @@ class LowRanks:
     def _packed(self, low_rank: LowRank) -> tuple[int, ...]:
         (own_rank, inputs), outputs = low_rank.down.shape, len(low_rank.up)
         rank = -(-own_rank // 4) * 4
-        down, up = torch.zeros(rank, inputs), torch.zeros(rank, -(-outputs // WIDTH) * WIDTH)
+        down, up = torch.zeros(rank, inputs), torch.zeros(rank, padded(outputs))
         down[:own_rank] = low_rank.down
         up[:own_rank, :outputs] = low_rank.up.T
         self._kept += (down, up)

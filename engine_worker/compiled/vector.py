@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llvmlite import binding, ir
+from numba import njit
 from numba.core import cgutils
 
 FEATURES: Final = dict(binding.get_host_cpu_features())
@@ -36,6 +37,20 @@ F32 = ir.FloatType()
 F16 = ir.HalfType()
 VECTOR = ir.VectorType(F32, max(LANES, 1))
 LINE: Final = 64  # bytes that a prefetch brings
+SUMS: Final = {"reassoc", "contract", "nsz"}
+"""What `fastmath` may do to loops of sums: reorder them, so that they are vectorised; NaN stays NaN."""
+
+
+@njit(nogil=True)
+def panels(size: int) -> int:
+    """Of WIDTH columns each, the last padded."""
+    return (size + WIDTH - 1) // WIDTH
+
+
+@njit(nogil=True)
+def padded(size: int) -> int:
+    """`size`, up to a multiple of WIDTH."""
+    return panels(size) * WIDTH
 
 
 def int64(value: int) -> ir.Constant:

@@ -12,7 +12,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from engine_worker.attention.interface import Segment
 from engine_worker.compiled.decoder import CompiledDecoder
-from engine_worker.compiled.support import FAMILIES
 from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.engine.errors import InvalidRequest, UnsupportedModel
@@ -68,7 +67,7 @@ def family(model_dir):
 
 def can_be_ours(model_dir):
     """On our kernels adapters are of the seven layers alone, of which Phi-3 has some as one."""
-    return family(model_dir) in set(FAMILIES) - {"phi3"}
+    return family(model_dir) != "phi3"
 
 
 def targets(model_dir, name):
