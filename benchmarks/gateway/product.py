@@ -174,7 +174,9 @@ def _prepare(var: Path, base_url: str) -> str:
     from tenants.services.demo import DEMO_SLUG
     from weir import demo
 
-    demo.prepare_database(var, base_url)
+    login = demo.prepare_database(var, base_url)
+    assert isinstance(login, demo.Login)
+    login.publish()
     tenant = Tenant.objects.get(slug=DEMO_SLUG)
     tenant.tier.__class__.objects.update(max_queued=100_000, max_queued_per_tenant=100_000)
     for metric, amount in (

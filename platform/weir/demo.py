@@ -12,6 +12,7 @@ from django.db import connection
 
 from tenants.services import DEMO_SCOPES, ensure_demo
 from tenants.services.audit import Actor
+from tenants.services.demo import DEMO_EMAIL
 from tenants.services.first_run import LINK_HOURS, has_operator, setup_link
 
 
@@ -19,10 +20,19 @@ from tenants.services.first_run import LINK_HOURS, has_operator, setup_link
 class Login:
     email: str
     file: Path
+    """Where people and scripts look; before everything answers for the first time it is not there."""
+
+    @property
+    def draft(self) -> Path:
+        """Holds the secrets until then: they are told once, and a start may be stopped."""
+        return self.file.with_name(".demo.env.starting")
+
+    def publish(self) -> None:
+        self.draft.replace(self.file)
 
 
 def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) -> Login | str:
-    """Migrates, makes what is missing of the demo, and writes its secrets to `demo.env`.
+    """Migrates, makes what is missing of the demo, and keeps its secrets for `demo.env`: see Login.
 
     The database keeps only hashes: where the file is gone, a new key and a new password are made. Without the demo,
     returns the link to the first run, or "" where there is an operator.
@@ -31,8 +41,8 @@ def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) ->
         call_command("migrate", interactive=False, verbosity=0)
         if not with_demo:
             return "" if has_operator() else setup_link()
-        file = var_dir / "demo.env"
-        known = known_logins(file)
+        login = Login(email=DEMO_EMAIL, file=var_dir / "demo.env")
+        known = known_logins(login.draft) | known_logins(login.file)
         demo = ensure_demo(
             actor=Actor.system("weir up"),
             new_key="WEIR_API_KEY" not in known,
@@ -40,7 +50,7 @@ def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) ->
         )
         password = demo.operator_password or known.get("WEIR_ADMIN_PASSWORD", "")
         _write(
-            file,
+            login.draft,
             {
                 "WEIR_BASE_URL": base_url,
                 "WEIR_API_KEY": demo.api_key or known.get("WEIR_API_KEY", ""),
@@ -48,7 +58,7 @@ def prepare_database(var_dir: Path, base_url: str, *, with_demo: bool = True) ->
                 "WEIR_ADMIN_PASSWORD": password,
             },
         )
-        return Login(email=demo.operator_email, file=file)
+        return login
     finally:
         connection.close()
         # Not in the stubs of the base class: the pool is PostgreSQL's.

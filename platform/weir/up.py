@@ -153,6 +153,8 @@ async def _start(plan: Plan, supervisor: Supervisor) -> str:
         )
     finally:
         await broker.aclose()
+    if isinstance(login, demo.Login):
+        login.publish()
     return demo.welcome(plan.base_url, plan.model_name, plan.var_dir, login)
 
 

@@ -103,6 +103,11 @@ def test_from_nothing_to_an_answer_and_back_to_nothing(var_dir: Path):
     port = free_port()
     first = Up(var_dir, port)
     try:
+        # As a script waits: for the file, and then it asks.
+        while not (var_dir / "demo.env").exists():
+            assert first.process.poll() is None, first.output()
+            time.sleep(0.05)
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).status_code == 200
         first.wait_ready()
         family = first.family()
         demo = dict(line.split("=", 1) for line in (var_dir / "demo.env").read_text().splitlines()[1:])
