@@ -24,11 +24,19 @@ from weir.operator_menu import operator_menu
 WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": (390, 780, "dark")}
 
-HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap, .live-scroll")]
-    .filter((wrap) => (innerWidth > 1000 || wrap.querySelector(".cards")) && wrap.scrollWidth > wrap.clientWidth + 1)
+BETWEEN = (1024, 768, 360)
+"""Widths of small windows, tablets and small phones, at which nothing may be hidden either."""
+
+HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap, .console .code pre, .live-scroll")]
+    .filter((wrap) => wrap.scrollWidth > wrap.clientWidth + 1)
     .map((wrap) => wrap.getAttribute("aria-label"))"""
-"""Tables whose last columns nobody sees without scrolling: on a wide screen none may, and those that are
-cards on a phone."""
+"""Tables whose last columns nobody sees without scrolling, and programs whose lines' ends."""
+
+TORN = """() => [...document.querySelectorAll("form.filters, .form-row")]
+    .filter((form) => new Set(
+        [...form.children].map((each) => Math.round(each.getBoundingClientRect().bottom)).filter(Boolean)).size > 1)
+    .map((form) => form.textContent.replace(/\\s+/g, " ").slice(-60))"""
+"""Forms of one line that break into two."""
 
 WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
     .reduce(([sent, unpacked], entry) => [sent + entry.encodedBodySize, unpacked + entry.decodedBodySize], [0, 0])"""
@@ -58,8 +66,15 @@ def in_every_look(visitor: Visitor, name: str, *, context: str | None = None) ->
         wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
         assert page.evaluate(HIDDEN) == [], f"{name} on {screen}"
+        if screen != "phone":
+            assert page.evaluate(TORN) == [], f"{name} on {screen}"
         found = Axe().run(page, context=context, options={"runOnly": WCAG})
         assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+    for width in BETWEEN:
+        page.set_viewport_size({"width": width, "height": 780})
+        wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
+        assert page.evaluate(HIDDEN) == [], f"{name} at {width} px"
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
