@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
-from inference.models import AlertKind
+from inference.models import AlertKind, WebhookEndpoint
 from inference.selectors import latest_alerts
 from inference.services.webhook_delivery import ATTEMPTS_MAX
 from inference.services.webhooks import (
@@ -47,40 +47,42 @@ _SOON: Final = timedelta(minutes=5)
 @tenant_page
 def alerts(request: HttpRequest, console: Console) -> HttpResponse:
     """The latest; a POST makes a webhook."""
+    url, kinds, refusal = "", [], ""
     if request.method == "POST":
         _require_administrator(console)
+        url = request.POST.get("url", "").strip()
         kinds = [kind for kind in request.POST.getlist("kinds") if kind in AlertKind.values]
         try:
-            made = create_webhook(
-                actor=_actor(request, console),
-                tenant=console.tenant,
-                url=request.POST.get("url", "").strip(),
-                kinds=kinds,
-            )
+            made = create_webhook(actor=_actor(request, console), tenant=console.tenant, url=url, kinds=kinds)
         except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
-            return redirect("alerts", console.tenant.public_id)
-        if made.doubt:
-            messages.warning(
-                request,
-                f"It is saved, but nothing would arrive there now: {made.doubt}. Is the address right?",
-            )
+            refusal = " ".join(error.messages)
         else:
-            messages.success(
-                request, "Alerts go there from now on. Give its program the secret, then send a test."
-            )
-        return redirect("webhook", console.tenant.public_id, made.public_id)
+            return _made(request, console, made)
     webhooks = list_webhooks(console.tenant.pk) if console.may_administer else []
     attempts = last_attempts(console.tenant.pk) if webhooks else {}
     context: dict[str, Any] = {
         "console": console,
         "section": "alerts",
         "alerts": latest_alerts(console.tenant.pk, limit=_SHOWN),
+        "asked": {"url": url, "kinds": kinds, "refusal": refusal},
         "kinds": AlertKind.choices,
         "webhooks": [(endpoint, attempts.get(endpoint.pk)) for endpoint in webhooks],
         "webhooks_max": ENDPOINTS_MAX,
     }
     return render(request, "inference/alerts.html", context)
+
+
+def _made(request: HttpRequest, console: Console, endpoint: WebhookEndpoint) -> HttpResponse:
+    if endpoint.doubt:
+        messages.warning(
+            request,
+            f"It is saved, but nothing would arrive there now: {endpoint.doubt}. Is the address right?",
+        )
+    else:
+        messages.success(
+            request, "Alerts go there from now on. Give its program the secret, then send a test."
+        )
+    return redirect("webhook", console.tenant.public_id, endpoint.public_id)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

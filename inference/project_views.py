@@ -24,24 +24,25 @@ from tenants.services import Actor, create_project, delete_project, rename_proje
 @tenant_page
 def projects(request: HttpRequest, console: Console) -> HttpResponse:
     """All of them with this month's use; a POST makes one."""
+    name, refusal = request.POST.get("name", ""), ""
     if request.method == "POST":
         if not console.may_manage_keys:
             raise PermissionDenied
         try:
-            made = create_project(
-                actor=_actor(request, console), tenant=console.tenant, name=request.POST.get("name", "")
-            )
+            made = create_project(actor=_actor(request, console), tenant=console.tenant, name=name)
         except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
+            refusal = " ".join(error.messages)
         else:
             messages.success(request, f"“{made.name}” is made. Keys can be given to it.")
-        return redirect("projects", console.tenant.public_id)
+            return redirect("projects", console.tenant.public_id)
     used = month_by_project(console.tenant)
     context = {
         "console": console,
         "section": "projects",
         "projects": [(row, used.get(row.public_id)) for row in projects_with_keys(console.tenant)],
         "none": used.get(None),
+        "name": name,
+        "refusal": refusal,
     }
     return render(request, "inference/projects.html", context)
 

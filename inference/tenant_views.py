@@ -29,24 +29,29 @@ _AUDIT_ROWS = 25
 @require_http_methods(["GET", "HEAD", "POST"])
 @tenant_page
 def settings_page(request: HttpRequest, console: Console) -> HttpResponse:
+    name, zone, refusal = console.tenant.name, console.tenant.timezone, ""
+    zones = ["UTC", *_ZONES]
+    if zone not in zones:
+        zones.insert(0, zone)
     if request.method == "POST":
         _require_administrator(console)
+        name, zone = request.POST.get("name", ""), request.POST.get("timezone", "")
+        actor = Actor.person(console.user, ip_address=client_address(request))
         try:
-            is_changed = change_tenant(
-                actor=Actor.person(console.user, ip_address=client_address(request)),
-                tenant=console.tenant,
-                name=request.POST.get("name", ""),
-                timezone=request.POST.get("timezone", ""),
-            )
+            is_changed = change_tenant(actor=actor, tenant=console.tenant, name=name, timezone=zone)
         except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
+            refusal = " ".join(error.messages)
         else:
             messages.success(request, "Saved." if is_changed else "Nothing was changed.")
-        return redirect("settings", console.tenant.public_id)
-    zones = ["UTC", *_ZONES]
-    if console.tenant.timezone not in zones:
-        zones.insert(0, console.tenant.timezone)
-    context = {"console": console, "section": "settings", "zones": zones}
+            return redirect("settings", console.tenant.public_id)
+    context = {
+        "console": console,
+        "section": "settings",
+        "zones": zones,
+        "name": name,
+        "zone": zone,
+        "refusal": refusal,
+    }
     return render(request, "inference/settings.html", context)
 
 

@@ -32,12 +32,11 @@ def service_accounts(request: HttpRequest, console: Console) -> HttpResponse:
     if request.method != "POST":
         return _page(request, console)
     _require_manager(console)
+    name = request.POST.get("name", "")
     try:
-        account = create_service_account(
-            actor=_actor(request, console), tenant=console.tenant, name=request.POST.get("name", "")
-        )
+        account = create_service_account(actor=_actor(request, console), tenant=console.tenant, name=name)
     except ValidationError as error:
-        return _page(request, console, error=" ".join(error.messages))
+        return _page(request, console, name=name, error=" ".join(error.messages))
     messages.success(request, f"“{account.name}” is there. Give it a key.")
     return redirect("service_accounts", console.tenant.public_id)
 

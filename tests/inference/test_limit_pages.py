@@ -42,7 +42,7 @@ def test_a_limit_is_tried_on_the_traffic_that_was(cast):
     assert f"{cast.tenant.slug}-2" in page  # the first that it refuses
     assert cast.other_tenant.slug not in page
     page = owner.get(url, {**asked, "key": key}).content.decode()
-    assert "<dt>Refused</dt><dd>0</dd>" in page
+    assert "<dt>Refused</dt><dd>0</dd></div>" in page
     page = owner.get(url, {**asked, "metric": "tokens", "amount": "31", "per": "month"}).content.decode()
     assert "<dt>Used by the others</dt><dd>30</dd>" in page
     assert not cast.tenant.limits.exists()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from django.template.loader import render_to_string
 from django.urls import reverse
 
+from inference.services.decision import LimitTold, Told
 from tenants.models import AuditEntry, Project, Role
 from tenants.principal import LimitMetric
+from tenants.quotas.gauges import Gauge
+from tenants.quotas.types import BucketState
 from tenants.services import add_member, create_project
-from tests.factories import TEST, make_key, make_user, set_limit, signed_in
+from tests.factories import TEST, a_limit, make_key, make_user, set_limit, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -21,7 +25,9 @@ def test_projects_are_made_renamed_and_deleted_when_empty(cast):
     assert "&lt;i&gt;Support" in made
     assert "<i>Support" not in made
     row = Project.objects.get(tenant=cast.tenant)
-    assert "already exists" in owner.post(url, {"name": row.name}, follow=True).content.decode()
+    refused = owner.post(url, {"name": row.name}).content.decode()
+    assert "already exists" in refused
+    assert 'value="&lt;i&gt;Support&lt;/i&gt;"' in refused, "what was typed is still there"
     one = reverse("project", args=[cast.tenant.public_id, row.public_id])
     owner.post(one, {"name": "Research"})
     row.refresh_from_db()
@@ -62,3 +68,25 @@ def test_the_limits_page_tells_the_tiers_the_tenants_and_the_keys(cast):
     assert "nightly" in page
     assert "5,000 tokens per minute" in page
     assert "binds now" not in page
+
+
+def test_what_comes_back_as_requests_end_has_no_time_to_be_full_again_in():
+    """A request that runs may go on until its deadline: that is no promise to a reader."""
+    states = tuple(
+        BucketState(a_limit(metric, 5, period_s=period_s), remaining=3, reset_after_ms=301_000)
+        for metric, period_s in ((LimitMetric.CONCURRENCY, 0), (LimitMetric.REQUESTS, 600))
+    )
+    gauges = [
+        Gauge(state.limit, state.remaining, None, full_again_ms=state.reset_after_ms) for state in states
+    ]
+    shown = [render_to_string("inference/gauges.html", {"limits": [gauge]}) for gauge in gauges]
+    assert ["Full again" in text for text in shown] == [False, True]
+    told = [
+        LimitTold("tenant", "t", state.limit.metric, 5, state.limit.period_s, 5, "", True, 1, 3, 301_000)
+        for state in states
+    ]
+    decision = Told(at_ms=0, prompt_tokens=1, max_output_tokens=1, limits=told)
+    page = render_to_string(
+        "inference/decision.html", {"decision": decision, "explained": {"verdict": "admitted"}}
+    )
+    assert page.count("as requests end") == 1

@@ -81,6 +81,8 @@ def test_the_page(cast: Cast):
     url = reverse("service_accounts", args=[cast.tenant.public_id])
     assert developer.post(url, {"name": "mine"}).status_code == 403
     owner.post(url, {"name": "<b>bot"})
+    refused = owner.post(url, {"name": "<b>bot"}).content.decode()
+    assert 'value="&lt;b&gt;bot"' in refused, "what was typed is still there"
     page = owner.get(url).content.decode()
     assert "&lt;b&gt;bot" in page
     assert "New service account" not in developer.get(url).content.decode()
