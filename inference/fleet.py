@@ -53,6 +53,13 @@ def models_to_ask_for(tenant: Tenant) -> list[str]:
     )
 
 
+def own_names() -> list[str]:
+    """Of all models that have or lately had a worker, or that the operator expects: what prices, limits and the ledger
+    know them by. No aliases, no adapters.
+    """
+    return sorted({*_looked_at().cards, *settings.EXPECTED_MODELS})
+
+
 def _asker(tenant: Tenant | None) -> str:
     return str(tenant.public_id) if tenant else "nobody"
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from unfold.decorators import display
 
 from inference.models import Announcement, Maintenance, ModelSetting
-from tenants.admin.base import AuditedAdmin
+from tenants.admin.base import AuditedAdmin, NamesModels
 
 
 class ModelSettingForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -27,8 +27,9 @@ class ModelSettingForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscr
 
 
 @admin.register(ModelSetting)
-class ModelSettingAdmin(AuditedAdmin):
+class ModelSettingAdmin(NamesModels, AuditedAdmin):
     audit_name = "model"
+    model_name_fields = ("name", "target")
     form = ModelSettingForm
     list_display = ("name", "target", "visible_to", "context_length", "temperature", "max_tokens")
     search_fields = ("name", "target")

@@ -148,6 +148,19 @@ class AuditedAdmin(OurAdmin):
             )
 
 
+class NamesModels(ModelAdmin):
+    """A form that names a model offers those that there are: a price or limit of a misspelt one holds for none."""
+
+    change_form_template = "admin/with_model_names.html"
+    model_name_fields: tuple[str, ...] = ("model",)
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and db_field.name in self.model_name_fields:
+            field.widget.attrs["list"] = "model-names"
+        return field
+
+
 class ReadOnlyAdmin(OurAdmin):
     """Shows, and lets nobody add, change or delete: not even a superuser."""
 

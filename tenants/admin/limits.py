@@ -12,7 +12,7 @@ from unfold.admin import TabularInline
 from unfold.decorators import display
 from unfold.forms import PaginationInlineFormSet
 
-from tenants.admin.base import AuditedAdmin
+from tenants.admin.base import AuditedAdmin, NamesModels
 from tenants.models import QuotaLimit, Tenant
 from tenants.principal import LimitMetric, LimitScope
 
@@ -112,7 +112,7 @@ _SCOPES = {"tier": "info", "tenant": "success", "model": "success", "key": "warn
 
 
 @admin.register(QuotaLimit)
-class QuotaLimitAdmin(AuditedAdmin):
+class QuotaLimitAdmin(NamesModels, AuditedAdmin):
     audit_name = "limit"
     form = LimitForm
     list_display = ("owner", "scope_label", "metric", "amount", "period", "burst", "updated_at")

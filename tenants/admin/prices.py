@@ -10,7 +10,7 @@ from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
 
-from tenants.admin.base import OurAdmin, actor_of
+from tenants.admin.base import NamesModels, OurAdmin, actor_of
 from tenants.models import ModelPrice
 from tenants.services.prices import refuse_past, set_model_price
 
@@ -26,7 +26,7 @@ class PriceForm(ModelForm):  # type: ignore[type-arg]  # not subscriptable at ru
 
 
 @admin.register(ModelPrice)
-class ModelPriceAdmin(OurAdmin):
+class ModelPriceAdmin(NamesModels, OurAdmin):
     form = PriceForm
     list_display = (
         "model",

@@ -100,6 +100,25 @@ def test_a_key_can_be_bound_to_all_that_can_be_asked_for(cast: Cast, served: dic
     assert ApiKey.objects.get(tenant=cast.tenant).allowed_models == bound
 
 
+@pytest.mark.parametrize(
+    ("page", "fields"),
+    [
+        ("tenants_modelprice", ["model"]),
+        ("tenants_quotalimit", ["model"]),
+        ("inference_modelsetting", ["name", "target"]),
+    ],
+)
+def test_the_operators_forms_offer_the_models_that_there_are(
+    cast: Cast, served: dict[str, str], page: str, fields: list[str]
+):
+    """A price of a misspelt one would hold for none, and nobody would be told."""
+    form = signed_in(cast.operator).get(reverse(f"admin:{page}_add")).content.decode()
+    offered = re.findall(r'<option value="([^"]+)"', form.partition('<datalist id="model-names">')[2])
+    assert _of_this_test(offered, served) == {"chat", "vectors", "away"}
+    for field in fields:
+        assert re.search(rf'<input[^>]* name="{field}"[^>]* list="model-names"', form)
+
+
 def test_without_the_queue_a_key_can_still_be_bound_to_what_the_operator_names(
     cast: Cast, served: dict[str, str]
 ):
