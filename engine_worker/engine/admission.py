@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
+from typing import Final
 
 from tokenizers import Tokenizer
 
@@ -15,7 +15,10 @@ from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.sequence import Sequence
 from engine_worker.engine.types import EngineRequest
-from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
+from engine_worker.protocol import LEAST_REPETITION_PENALTY, LOGPROBS_MAX, SamplingParams
+
+_LARGEST: Final = 1e30
+"""Of a number that logits are changed by: beyond it they are no numbers of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +109,18 @@ class Admission:
         for name, good, rule in (
             ("max_tokens", sampling.max_tokens >= 0, "0 or more"),
             ("n", sampling.n == 1, "1 here: each choice is a request"),
-            ("temperature", isfinite(sampling.temperature) and sampling.temperature >= 0, "0 or more"),
+            ("temperature", 0 <= sampling.temperature <= _LARGEST, "0 or more"),
             ("top_k", sampling.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= sampling.min_p <= 1, "from 0 to 1"),
             (
                 "repetition_penalty",
-                isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
-                "above 0",
+                LEAST_REPETITION_PENALTY <= sampling.repetition_penalty <= _LARGEST,
+                f"at least {LEAST_REPETITION_PENALTY}",
             ),
-            ("frequency_penalty", isfinite(sampling.frequency_penalty), "a finite number"),
-            ("presence_penalty", isfinite(sampling.presence_penalty), "a finite number"),
-            ("logit_bias", all(map(isfinite, sampling.logit_bias.values())), "finite numbers"),
+            ("frequency_penalty", _is_number(sampling.frequency_penalty), "a finite number"),
+            ("presence_penalty", _is_number(sampling.presence_penalty), "a finite number"),
+            ("logit_bias", all(map(_is_number, sampling.logit_bias.values())), "finite numbers"),
             ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_tokens, "from 0 to max_tokens"),
             ("stop", all(sampling.stop), "without empty strings"),
             ("bad_words", all(map(str.strip, sampling.bad_words)), "without empty strings"),
@@ -135,6 +138,10 @@ class Admission:
                 raise InvalidRequest(
                     f"{where} has token id {token_id}; this model's ids go from 0 to {self.vocab_size - 1}"
                 )
+
+
+def _is_number(value: float) -> bool:
+    return abs(value) <= _LARGEST
 
 
 def _reportable(count: int | None) -> bool:

@@ -97,8 +97,8 @@ def _report(logits: Tensor, chosen: Rows[int], counts: Rows[int]) -> list[Positi
 
 def _draw(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """int64[rows]: by inversion of the cumulative distribution, one uniform number per row."""
-    temperature = torch.tensor([row.sampling.temperature for row in rows], device=logits.device)
-    logits = _truncate(logits / temperature[:, None], rows)
+    divisors = torch.tensor([row.sampling.divisor for row in rows], device=logits.device)
+    logits = _truncate(logits / divisors[:, None], rows)
     # In float64: rounding in a sum over 100,000 probabilities would otherwise move the borders by
     # more than the difference between two kernels' logits does.
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)

@@ -105,7 +105,7 @@ def pack(choosing: Rows[Choosing], rows: int, blocks: int, vocab_size: int) -> N
     part["top_p"][:] = part["repetition"][:] = 1
     n = len(choosing)
     samplings = [one.sampling for one in choosing]
-    part["temperature"][:n] = [one.temperature for one in samplings]
+    part["temperature"][:n] = [one.divisor for one in samplings]
     part["min_p"][:n] = [one.min_p for one in samplings]
     part["top_p"][:n] = [one.top_p for one in samplings]
     part["top_k"][:n] = [one.top_k for one in samplings]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from engine_worker.protocol import LOGPROBS_MAX, SamplingParams
+from engine_worker.protocol import LEAST_REPETITION_PENALTY, LOGPROBS_MAX, SamplingParams
 from inference.errors import InvalidRequest
 from inference.schemas.structured import StructuredFields
 
@@ -49,7 +49,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     # What vLLM's users send.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10.0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stop_token_ids: list[TokenId] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=64)] | None = None

@@ -66,6 +66,13 @@ def test_a_plain_batch_is_not_copied():
     assert torch.equal(given, before)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-38, 1e-46, 1e-300])
+def test_a_tiny_temperature_takes_the_largest(temperature):
+    given = logits(4) * 1000
+    rows = [row(i, temperature=temperature, top_p=0.9) for i in range(4)]
+    assert ids(Sampler(VOCAB).sample(given, rows)) == given.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_temperature_draws_from_the_softmax(temperature):
     given = logits()

@@ -56,7 +56,7 @@ def through_the_graph(logits, rows, size=None):
 _sampling = st.fixed_dictionaries(
     {},
     optional={
-        "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+        "temperature": st.sampled_from([0.0, 1e-300, 1e-38, 0.3, 1.0, 2.5]),
         "top_k": st.sampled_from([1, 2, 7, 49, 50, 90]),
         "top_p": st.sampled_from([0.01, 0.3, 0.9, 0.999]),
         "min_p": st.sampled_from([0.01, 0.2, 1.0]),
