@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -34,7 +34,10 @@ _RETRY_S: Final = 5.0
 _COMPILING_S: Final = 60.0
 """About as long as kernels are compiled on two cores; SDKs wait no longer than a minute."""
 WORKER_ABSENCE_S: Final = 30.0
-"""A worker that restarts is waited for so long; then requests for its model are refused at once."""
+"""A worker that restarts is waited for so long since it last said that it is there; then requests for its model are
+refused at once, and those that wait end."""
+_AFTER_OUTAGE_S: Final = 15.0
+"""So long have workers to say it when Redis was away, whatever it remembers."""
 
 
 @dataclass(slots=True)
@@ -66,14 +69,23 @@ class ServedModel:
 class ModelCatalogue:
     """One per event loop. Rendering and tokenising run in `executor`, which it owns."""
 
-    def __init__(self, broker: GatewayBroker, policy: SitePolicy, *, expected: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        broker: GatewayBroker,
+        policy: SitePolicy,
+        *,
+        expected: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._expected = frozenset(expected)
         self._policy = policy
         self._broker = broker
         self._models: dict[str, ServedModel] = {}
         self._alive_at: dict[str, float] = {}
-        self._gone_at: dict[str, float] = {}
-        """Of models without a worker: when the first look found that."""
+        """When a worker last said that it is there."""
+        self._is_redis_away = False
+        self._redis_back_at = float("-inf")
         self._unreadable: dict[str, ModelCard] = {}
         self._withdrawn: frozenset[str] = frozenset()
         """The operator unloaded them: not here, whoever names them."""
@@ -160,9 +172,9 @@ class ModelCatalogue:
     def refuse_without_worker(
         self, name: str, *, has_begun: bool = False, waits_for_worker: bool = False
     ) -> None:
-        """For who waits, after each look: raises Overloaded where the last ones, for WORKER_ABSENCE_S, found no worker,
-        or NotFound where the operator unloaded it. `has_begun`: an answer of which some is made waits for the next
-        worker as long as it may; and who `waits_for_worker` does.
+        """For who waits, after each look: raises Overloaded where at the last one no worker had been there for
+        WORKER_ABSENCE_S, or NotFound where the operator unloaded it. `has_begun`: an answer of which some is made waits
+        for the next worker as long as it may; and who `waits_for_worker` does.
         """
         if name in self._withdrawn:
             raise _unloaded(name)
@@ -171,8 +183,8 @@ class ModelCatalogue:
         self.refuse_leaving(name)
         if waits_for_worker:
             return
-        gone_at = self._gone_at.get(name)
-        if gone_at is not None and self._refreshed_at - gone_at > WORKER_ABSENCE_S:
+        alive_at = self._alive_at.get(name)
+        if alive_at is not None and self._refreshed_at - alive_at > WORKER_ABSENCE_S:
             raise _no_worker(name, self._starting.get(name))
 
     async def all(self, tenant_public_id: str = "") -> list[ServedModel]:
@@ -205,14 +217,14 @@ class ModelCatalogue:
         return with_adapters(usable, cards, policy, tenant_public_id)
 
     def _is_alive(self, name: str) -> bool:
-        return time.monotonic() - self._alive_at[name] <= WORKER_ABSENCE_S
+        return self._clock() - self._alive_at[name] <= WORKER_ABSENCE_S
 
     def _refresh_if_stale(self) -> None:
         self._refresh_if_older(_REFRESH_S)
 
     def _refresh_if_older(self, than_s: float) -> None:
         is_running = self._refresh is not None and not self._refresh.done()
-        if not is_running and time.monotonic() - self._refreshed_at > than_s:
+        if not is_running and self._clock() - self._refreshed_at > than_s:
             # For everybody: not in the context of the request that found the last reading too old.
             self._refresh = asyncio.create_task(self._read_cards(), name="model-catalogue", context=Context())
             self._refresh.add_done_callback(_swallow)
@@ -228,8 +240,22 @@ class ModelCatalogue:
             ) from error
 
     async def _read_cards(self) -> None:
+        try:
+            await self._read_cards_now()
+        except BrokerUnavailable:
+            self._is_redis_away = True
+            raise
+
+    async def _read_cards_now(self) -> None:
         known_models = await self._broker.known_models()
         cards = known_models.cards
+        now = self._clock()
+        if self._is_redis_away:
+            self._is_redis_away, self._redis_back_at = False, now
+        at_least = self._redis_back_at - (WORKER_ABSENCE_S - _AFTER_OUTAGE_S)
+        for name, silent_s in known_models.silent_s.items():
+            # At once: requests look at it while the cards are still being read.
+            self._alive_at[name] = max(now - silent_s, at_least)
         workers = await self._broker.workers()
         starting = await self._broker.starting()
         loop = asyncio.get_running_loop()
@@ -253,14 +279,10 @@ class ModelCatalogue:
             self._unreadable.pop(card.model, None)
             first_seen_at = known.first_seen_at if known else int(time.time())
             self._models[card.model] = ServedModel(card, renderer, first_seen_at)
-            # At once: requests look at both while the cards after this one are still being read. A gateway that
-            # has just started gives an absent worker the same grace.
-            self._alive_at.setdefault(card.model, time.monotonic())
         self._starting = starting
         self._withdrawn, self._lapsed = known_models.withdrawn, known_models.lapsed
         self._is_without_any = not (cards or self._withdrawn)
-        now = time.monotonic()
-        for gone in (self._models.keys() | self._unreadable.keys()) - {card.model for card in cards}:
+        for gone in self._alive_at.keys() - {card.model for card in cards}:
             self._models.pop(gone, None)
             self._unreadable.pop(gone, None)
             self._alive_at.pop(gone, None)
@@ -269,12 +291,10 @@ class ModelCatalogue:
         rungs: dict[str, list[int]] = {}
         for worker in workers:
             if worker.model in self._models:
-                self._alive_at[worker.model] = now
                 rungs.setdefault(worker.model, []).append(worker.rung)
-        self._gone_at = {name: self._gone_at.get(name, now) for name in self._models.keys() - rungs.keys()}
         for name, model in self._models.items():
             model.rung = Rung(min(rungs.get(name, [Rung.NONE]), default=Rung.NONE))
-        self._refreshed_at = now
+        self._refreshed_at = self._clock()
 
 
 def _ruled(model: ServedModel, name: str, rule: ModelRule) -> ServedModel:

@@ -69,6 +69,8 @@ class KnownModels:
     """Names of those whose last worker was told to go for good: see `WorkerBroker.withdraw`."""
     lapsed: frozenset[str]
     """Names of those that have had no worker for longer."""
+    silent_s: dict[str, float]
+    """Of models with a card: how long ago a worker of theirs last said that it is there, by the server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +248,21 @@ class GatewayBroker:
         cards: list[ModelCard] = []
         withdrawn: set[str] = set()
         lapsed: set[str] = set()
+        silent_s: dict[str, float] = {}
         async with bounded(self._timeout_s):
             for model in await self._models_known():
                 prefix = keys.model_prefix(model)
-                card, mark = cast(list[Any], await self._redis.mget([prefix + "card", prefix + "withdrawn"]))
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    pipe.get(prefix + "card")
+                    pipe.get(prefix + "withdrawn")
+                    pipe.pttl(prefix + "card")
+                    card, mark, left_ms = await pipe.execute()
                 if card is not None:
                     cards.append(decode(card, ModelCard))
+                    silent_s[model] = max(0.0, keys.CARD_TTL_S - left_ms / 1000)  # each heartbeat renews it
                 else:
                     (lapsed if mark is None else withdrawn).add(model)
-        return KnownModels(cards, frozenset(withdrawn), frozenset(lapsed))
+        return KnownModels(cards, frozenset(withdrawn), frozenset(lapsed), silent_s)
 
     async def tokenizer_json(self, sha256: str) -> bytes:
         """Bytes of the `tokenizer.json` that a ModelCard names. Raises: BrokerUnavailable, TokenizerMissing."""

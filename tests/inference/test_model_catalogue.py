@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from django.conf import settings
 from msgspec import structs
 from redis import asyncio as aioredis
 
-from engine_worker.broker import GatewayBroker, WorkerBroker, keys
-from engine_worker.protocol import StartStage, WorkerStarting
+from engine_worker.broker import BrokerUnavailable, GatewayBroker, WorkerBroker, keys
+from engine_worker.protocol import StartStage, WorkerStarting, WorkerStatus
 from inference import models_served
 from inference.errors import NotFound, Overloaded
 from inference.models_served import ModelCatalogue
@@ -238,3 +238,88 @@ async def test_a_model_that_was_unloaded_is_unknown_though_the_operator_names_it
             await catalogue.aclose()
         await worker._redis.delete(keys.model_prefix(card.model) + "card")
         await worker.aclose()
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+async def silent_worker() -> AsyncIterator[Callable[[float], Awaitable[str]]]:
+    """A worker of a model that last said so many seconds ago that it is there: its model."""
+    card = structs.replace(a_card(), model=f"m-{uuid.uuid4().hex}")
+    worker = WorkerBroker(settings.REDIS_URL, model=card.model, worker_id="w", timeout_s=5)
+    card_key = keys.model_prefix(card.model) + "card"
+
+    async def silent_for(silent_s: float) -> str:
+        await worker.register(card, byte_tokenizer().to_str().encode())
+        await worker._redis.pexpire(card_key, round((keys.CARD_TTL_S - silent_s) * 1000))
+        return card.model
+
+    yield silent_for
+    await worker._redis.delete(card_key)
+    await worker.aclose()
+
+
+@pytest.mark.parametrize("has_just_started", [True, False])
+async def test_a_worker_is_waited_for_thirty_seconds_from_its_last_sign_of_life(
+    runtime, silent_worker, has_just_started
+):
+    """By the server's clock: whoever looks since when, and though its key outlives it by 15 s."""
+    catalogue = ModelCatalogue(runtime.broker, runtime.policy, clock=(clock := Clock()))
+    try:
+        if not has_just_started:
+            assert await catalogue.get(await silent_worker(0))
+        for silent_s, is_refused in ((28.0, False), (30.5, True), (3600.0, True), (1.0, False)):
+            name = await silent_worker(silent_s)
+            clock.now_s += 2.0
+            await catalogue.look()
+            if is_refused:
+                with pytest.raises(Overloaded) as away:
+                    catalogue.refuse_without_worker(name)
+                assert away.value.code == "model_unavailable"
+                with pytest.raises(Overloaded):
+                    await catalogue.get(name)
+            else:
+                catalogue.refuse_without_worker(name)
+                assert (await catalogue.get(name)).card.model == name
+    finally:
+        await catalogue.aclose()
+
+
+async def test_when_redis_was_away_workers_have_a_while_to_say_that_they_are_there(runtime, silent_worker):
+    class Away(GatewayBroker):
+        is_away = False
+
+        async def workers(self) -> list[WorkerStatus]:
+            if self.is_away:
+                raise BrokerUnavailable
+            return await super().workers()
+
+    broker = Away(settings.REDIS_URL, timeout_s=5)
+    catalogue = ModelCatalogue(broker, runtime.policy, clock=(clock := Clock()))
+    try:
+        name = await silent_worker(0)
+        await catalogue.look()
+        broker.is_away = True
+        name = await silent_worker(60)
+        clock.now_s += 60
+        await catalogue.look()
+        catalogue.refuse_without_worker(name)  # what Redis does not answer is no look
+        broker.is_away = False
+        for waited_s, is_refused in ((1, False), (14, False), (2, True)):
+            clock.now_s += waited_s
+            await catalogue.look()
+            if is_refused:
+                with pytest.raises(Overloaded):
+                    catalogue.refuse_without_worker(name)
+            else:
+                catalogue.refuse_without_worker(name)
+    finally:
+        await catalogue.aclose()
+        await broker.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from engine_worker.broker import TokenizerMissing, WorkerBroker
+from engine_worker.broker import TokenizerMissing, WorkerBroker, keys
 from tests.engine_worker.broker.driving import card, status, until
 
 
@@ -76,3 +76,16 @@ async def test_a_heartbeat_says_when_the_registration_is_lost(worker, model, red
 async def test_an_impossible_model_name_is_refused(gateway):
     with pytest.raises(ValueError, match="brace"):
         await gateway.cancel("a}b", "r1")
+
+
+async def test_how_long_a_models_workers_are_silent_is_the_servers_to_tell(gateway, worker, model, redis_url):
+    async def silent_s() -> float:
+        return (await gateway.known_models()).silent_s[model]
+
+    await worker.register(card(model), b"{}")
+    assert await silent_s() < 10
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        await client.expire(f"weir:{{m:{model}}}:card", keys.CARD_TTL_S - 100)
+    assert 100 <= await silent_s() < 110
+    await worker.heartbeat(status(worker), tokenizer_sha256=f"sha-of-{model}")
+    assert await silent_s() < 10
