@@ -25,7 +25,7 @@ _PAGE: Final = 1000
 _SWEPT_AT_ONCE: Final = 100
 _SWEEPS_MAX: Final = 20
 _ABANDONED_AFTER_MS: Final = 60_000
-"""An entry that a consumer took and did not acknowledge for so long goes to another."""
+"""An entry that a consumer took, and neither acknowledged nor gave back for so long, goes to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,16 @@ class UsageReader:
 
     def ack(self, refs: Sequence[EntryRef]) -> None:
         """Call after the ledger's commit: the entries are gone for good."""
-        by_stream: dict[str, list[str]] = {}
-        for ref in refs:
-            by_stream.setdefault(ref.stream, []).append(ref.entry_id)
-        for stream, ids in by_stream.items():
+        for stream, ids in _by_stream(refs).items():
             with self._redis.pipeline(transaction=True) as pipe:
                 pipe.xack(stream, GROUP, *ids)
                 pipe.xdel(stream, *ids)
                 pipe.execute()
+
+    def give_back(self, refs: Sequence[EntryRef], *, consumer: str) -> None:
+        """What it took and can't record at the moment: the next `read`, whoever's, takes it at once."""
+        for stream, ids in _by_stream(refs).items():
+            self._redis.xclaim(stream, GROUP, consumer, 0, [*ids], idle=self._abandoned_after_ms, justid=True)
 
     def pending(self) -> int:
         """Events that the ledger has not acknowledged."""
@@ -144,6 +146,13 @@ class UsageReader:
             if found or time.monotonic() >= deadline:
                 return found
             time.sleep(_ASK_AGAIN_S)
+
+
+def _by_stream(refs: Sequence[EntryRef]) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = {}
+    for ref in refs:
+        ids.setdefault(ref.stream, []).append(ref.entry_id)
+    return ids
 
 
 def _entries(

@@ -1,8 +1,9 @@
 """The usage stream to the ledger: each event exactly one row, wherever this dies.
 
-Read, commit the rows, settle the quotas, acknowledge: in that order. An event that was not acknowledged
-comes again, to this consumer or another; its row is then there already (unique request id) and its
-reservation settled (once by id), so doing any step twice changes nothing.
+Read, commit the rows, settle the quotas, acknowledge: in that order. An event that was not acknowledged comes again,
+to this consumer or another: after a minute, or, where an outage kept it from the ledger, with the next drain. Its row
+is then there already (unique request id) and its reservation settled (once by id), so doing any step twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
 from django.conf import settings
+from redis.exceptions import RedisError
 
 from engine_worker.broker import EntryRef, UsageReader
 from engine_worker.protocol import UsageEvent
 from inference.models import UsageRecord
+from inference.outages import outage
 from inference.services.failures import tell_of_failures
 from inference.services.ledger import record_usage
 from tenants.principal import LimitMetric, LimitScope
@@ -42,6 +45,7 @@ class UsageSource(Protocol):
 
     def read(self, *, consumer: str, count: int, block_ms: int) -> list[tuple[EntryRef, UsageEvent]]: ...
     def ack(self, refs: Sequence[EntryRef]) -> None: ...
+    def give_back(self, refs: Sequence[EntryRef], *, consumer: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,28 @@ def drain_usage(
     while True:
         entries = reader.read(consumer=consumer, count=count, block_ms=0)
         if entries:
-            tell_of_failures([event for _, event in entries])
-            rows, unfit = record_usage([event for _, event in entries])
-            settle_rows(redis_url, rows)
-            reader.ack([ref for ref, _ in entries])
+            refs = [ref for ref, _ in entries]
+            with _given_back(reader, refs, consumer):
+                tell_of_failures([event for _, event in entries])
+                rows, unfit = record_usage([event for _, event in entries])
+                settle_rows(redis_url, rows)
+                reader.ack(refs)
             recorded += len(rows)
             parked += len(unfit)
         if len(entries) < count or time.monotonic() > ends_at:
             return Drained(recorded=recorded, parked=parked)
+
+
+@contextmanager
+def _given_back(reader: UsageSource, refs: Sequence[EntryRef], consumer: str) -> Iterator[None]:
+    """Where an outage ends it. What fails for another reason would fail again, and new events wait behind it."""
+    try:
+        yield
+    except Exception as error:
+        if outage(error) is not None:
+            with suppress(RedisError):
+                reader.give_back(refs, consumer=consumer)
+        raise
 
 
 def settle_rows(redis_url: str, rows: Sequence[UsageRecord]) -> None:

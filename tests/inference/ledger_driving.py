@@ -79,6 +79,9 @@ class DyingReader:
         self._die_after("read")
         return entries
 
+    def give_back(self, refs: Sequence[EntryRef], *, consumer: str) -> None:
+        self._reader.give_back(refs, consumer=consumer)
+
     def ack(self, refs: Sequence[EntryRef]) -> None:
         # All that comes before it was done: the rows committed, the quotas settled.
         self._die_after("settle")

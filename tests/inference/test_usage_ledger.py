@@ -7,23 +7,27 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from structlog.testing import capture_logs
 
 from engine_worker.broker import GatewayBroker, WorkerBroker
 from engine_worker.protocol import GenerateRequest, SamplingParams
 from inference.models import ParkedUsageEvent, UsageRecord
+from inference.services import usage
 from inference.services.ledger import UnfitEvent, file_parked_event, record_usage
 from inference.services.usage import drain_usage_stream
 from inference.tasks import drain_usage as drain_task
 from tenants.models import AuditEntry
 from tenants.principal import LimitMetric
+from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.store import QuotaStore
 from tenants.scope import UnscopedQuery
 from tenants.services import Actor
@@ -329,3 +333,48 @@ def test_the_task_is_the_service(tenant, settings):
     drain_task()
     assert request_ids() == ["r1"]
     assert drain_task.time_limit
+
+
+def drained_patiently() -> usage.Drained:
+    """As the timetable's: what others took is left to them for a minute."""
+    return drain_usage_stream(redis_url=ledger_redis_url(), consumer="c")
+
+
+@pytest.mark.parametrize(
+    "outage",
+    [OperationalError("the server does not answer"), QuotaUnavailable("Redis does not answer")],
+    ids=["database", "redis"],
+)
+def test_what_an_outage_kept_from_the_ledger_is_recorded_with_the_next_drain(tenant, monkeypatch, outage):
+    """It waited until it was a minute old."""
+    publish([an_event(str(tenant.public_id), "r1")])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            usage,
+            "record_usage" if isinstance(outage, OperationalError) else "settle_rows",
+            raising(outage),
+        )
+        for _ in range(2):
+            with pytest.raises(type(outage)):
+                drained_patiently()
+    publish([an_event(str(tenant.public_id), "r2")])
+    assert drained_patiently() == usage.Drained(recorded=2, parked=0)
+    assert (request_ids(), waiting()) == (["r1", "r2"], 0)
+
+
+def test_what_fails_for_no_outage_lets_new_events_pass(tenant, monkeypatch):
+    publish([an_event(str(tenant.public_id), "r1")])
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "record_usage", raising(RuntimeError("a bug")))
+        with pytest.raises(RuntimeError):
+            drained_patiently()
+    publish([an_event(str(tenant.public_id), "r2")])
+    assert drained_patiently().recorded == 1
+    assert (request_ids(), waiting()) == (["r2"], 1)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise error
+
+    return call

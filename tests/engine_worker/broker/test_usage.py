@@ -68,6 +68,17 @@ async def test_what_a_dead_consumer_took_goes_to_another(fresh_redis_url, model,
     heir.close()
 
 
+async def test_what_is_given_back_is_anybodys_at_once(fresh_redis_url, model, make):
+    await finish(fresh_redis_url, model, make, "r1", "r2", "r3")
+    reader = UsageReader(fresh_redis_url)
+    taken = reader.read(consumer="one", count=2, block_ms=0)
+    reader.give_back([ref for ref, _ in taken], consumer="one")
+    assert ids(reader.read(consumer="two", count=10, block_ms=0)) == ["r1", "r2", "r3"]
+    assert reader.read(consumer="one", count=10, block_ms=0) == []
+    assert reader.pending() == 3
+    reader.close()
+
+
 async def test_all_models_are_read(fresh_redis_url, model, make):
     other = model + "-other"
     await finish(fresh_redis_url, model, make, "r1")
