@@ -96,6 +96,8 @@ def logging_config(*, as_json: bool, level: str) -> dict[str, Any]:
             "celery.app.trace": {"level": "WARNING"},  # two lines per task
             "celery.worker.strategy": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
+            # psycopg gives itself a level when it is imported without one, whatever the root's is.
+            "psycopg": {"level": level if level == "ERROR" else "WARNING"},
         },
     }
 

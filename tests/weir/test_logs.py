@@ -64,6 +64,17 @@ def test_an_exception_is_masked_too(json_logs: Any):
     assert KEY not in json.dumps(line)
 
 
+@pytest.mark.parametrize(("level", "is_heard"), [("INFO", True), ("ERROR", False)])
+def test_the_level_that_is_asked_for_holds_for_the_databases_driver(
+    json_logs: Any, level: str, is_heard: bool
+):
+    """Which gives itself one as it is imported."""
+    logging.config.dictConfig(logging_config(as_json=True, level=level))
+    logging.getLogger("psycopg.pool").info("growing")
+    logging.getLogger("psycopg.pool").warning("error connecting")
+    assert [line["event"] for line in json_logs()] == ["error connecting"] * is_heard
+
+
 @pytest.mark.django_db
 def test_an_answer_names_its_request(client: Client):
     assert client.get("/login/", headers={"X-Request-Id": "mine-1"}).headers["X-Request-Id"] == "mine-1"
