@@ -51,7 +51,9 @@ class Line:
     async def answer(self, route: str, body: dict[str, Any]) -> Any:
         """The answer's body. Raises ApiError."""
         if body.get("stream"):
-            raise InvalidRequest("A batch's lines can't be streamed.", param="body.stream")
+            raise InvalidRequest(
+                "A batch's lines can't be streamed: leave 'stream' out.", param="body.stream"
+            )
         return await _ANSWERS[route](self, body)
 
     async def _chat(self, given: dict[str, Any]) -> Any:

@@ -163,7 +163,7 @@ class _BatchRun:
     async def _answer(self, principal: Principal, number: int, line: BatchLine) -> tuple[str, int, Any]:
         """The id of its last attempt, a status and a body."""
         request_id = ""
-        refused: ApiError = Overloaded("The line was refused too often.")
+        refused: ApiError = Overloaded("The line was refused too often. Send it in another batch.")
         for attempt in range(_ATTEMPTS_MAX):
             request_id = f"{self._batch.batch_id.replace('_', '-')}-{number}-{attempt}"
             try:

@@ -60,7 +60,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         self._stopped_early: set[str] = set()
         await self.accept()
         if not self.scope["user"].is_authenticated:
-            await self._error(None, NotAllowed("Sign in first.", code="signed_out"))
+            await self._error(
+                None, NotAllowed("You are signed out. Sign in, then connect again.", code="signed_out")
+            )
             await self.close(code=CLOSE_SIGNED_OUT)
 
     async def disconnect(self, code: int) -> None:
@@ -95,7 +97,10 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
                 param="id",
             )
         if len(self._tasks) >= GENERATIONS_MAX:
-            raise InvalidRequest(f"At most {GENERATIONS_MAX} generations run at once on one connection.")
+            raise InvalidRequest(
+                f"At most {GENERATIONS_MAX} generations run at once on one connection: wait until one has ended, or "
+                "stop one."
+            )
         self._tasks[frame.id] = asyncio.create_task(self._run(frame), name=f"chat-{frame.id}")
 
     async def _stop(self, frame_id: str) -> None:
@@ -105,7 +110,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
             self._stopped_early.add(frame_id)  # still being prepared
         else:
             raise NotFound(
-                f"No generation with the id '{frame_id}' runs on this connection.",
+                f"No generation with the id '{frame_id}' runs on this connection: it has ended, or was begun on "
+                "another. Resume it here to stop it.",
                 code=_NOT_FOUND,
                 param="id",
             )
@@ -140,7 +146,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         for index, message in enumerate(frame.messages):
             if message.content is None:
                 raise InvalidRequest(
-                    f"messages[{index}] has no 'content'.", param=f"messages[{index}].content"
+                    f"messages[{index}] has no 'content': give a text.", param=f"messages[{index}].content"
                 )
         prompt = await tokenise_chat(runtime.models, model, frame.messages, None)
         generation = await submit(
@@ -193,7 +199,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         finish = generation.finish
         if from_seq > finish.completion_tokens:
             raise InvalidRequest(
-                f"from_seq is {from_seq}, but the answer ends after token {finish.completion_tokens}.",
+                f"from_seq is {from_seq}, but the answer ends after token {finish.completion_tokens}: give the last "
+                "delta's 'seq' and 'tokens' together.",
                 param="from_seq",
             )
         await self._send(
@@ -216,7 +223,10 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channels ha
         principal = await principal_for_member(self.scope["user"], tenant, tier)
         bind_tenant(principal.tenant_id)
         if Scope.INFERENCE not in principal.scopes:
-            raise NotAllowed("Your role does not allow generating.", code="insufficient_permissions")
+            raise NotAllowed(
+                "Your role does not allow generating. Ask an owner or admin of the tenant for another.",
+                code="insufficient_permissions",
+            )
         return principal
 
     async def _send(self, frame: msgspec.Struct) -> None:
@@ -272,7 +282,10 @@ def _told(error: Exception) -> ApiError:
     if isinstance(error, AuthError):
         return NotAllowed(str(error), code=error.code)
     log.error("chat_failed", exc_info=error)
-    return GenerationFailed("The server had an error.", code="internal_error")
+    return GenerationFailed(
+        "The server had an error. Try again; where that does not help, tell the operator when it was.",
+        code="internal_error",
+    )
 
 
 def _id_in(text: str | None) -> str | None:

@@ -33,7 +33,10 @@ def get_conversation(tenant: Tenant, user: User, public_id: UUID) -> tuple[Conve
     """With its exchanges, oldest first. Raises NotFound for an absent one as for another's."""
     row = Conversation.objects.filter(tenant=tenant, user=user, public_id=public_id).first()
     if row is None:
-        raise NotFound("There is no such conversation.", code="conversation_not_found")
+        raise NotFound(
+            "There is no such conversation: it was deleted, or is another's. Begin a new one.",
+            code="conversation_not_found",
+        )
     return row, list(Exchange.objects.filter(tenant=tenant, conversation=row))
 
 

@@ -16,6 +16,7 @@ ApiError
 ├── Overloaded           503  queue full, no worker, a part is down; carries retry_after_ms
 │   └── GatewayStopping       this gateway is being stopped
 └── GenerationFailed     500  the engine failed, or 504 when the deadline passed
+    └── InternalError         nobody thought of it
 """
 
 from __future__ import annotations
@@ -112,7 +113,11 @@ class Cancelled(ApiError):
     def __init__(self) -> None:
         # SDKs try again what has this status, and would run what somebody has just ended.
         headers = {"x-should-retry": "false"}
-        super().__init__("The request was cancelled.", code="request_cancelled", headers=headers)
+        super().__init__(
+            "The request was cancelled by its id. Ask again only if its answer is still wanted.",
+            code="request_cancelled",
+            headers=headers,
+        )
 
 
 class SlowBody(ApiError):
@@ -179,6 +184,14 @@ class GatewayStopping(Overloaded):
 
 class GenerationFailed(ApiError):
     status = 500
+
+
+class InternalError(GenerationFailed):
+    def __init__(self) -> None:
+        super().__init__(
+            "The server had an error. Try again; where that does not help, tell the operator the x-request-id.",
+            code="internal_error",
+        )
 
 
 class DeadlineExceeded(ApiError):

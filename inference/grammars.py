@@ -57,7 +57,7 @@ def checked(grammar: str, *, param: str) -> str:
         return grammar
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise InvalidRequest(f"'{param}' can't be followed: no text is of that form.", param=param)
+        raise InvalidRequest(f"'{param}' can't be followed: no text is of that form. Loosen it.", param=param)
     return grammar
 
 

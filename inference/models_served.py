@@ -146,7 +146,7 @@ class ModelCatalogue:
             model = self._models.get(name)
         if name in self._unreadable:
             raise Overloaded(
-                f"The tokenizer or the chat template of '{name}' can't be read. Its operator has to register it anew.",
+                f"The tokenizer or the chat template of '{name}' can't be read. Ask its operator to register it anew.",
                 code=_UNAVAILABLE,
                 retry_after_ms=60_000,
             )
@@ -328,7 +328,7 @@ def refuse_other_kind(model: ServedModel, kind: str) -> None:
         raise InvalidRequest(
             f"'{name}' is an embedding model: it generates no text, use /v1/embeddings."
             if kind == "generate"
-            else f"'{name}' is no embedding model: it generates text.",
+            else f"'{name}' is no embedding model: it generates text, use /v1/chat/completions.",
             param="model",
         )
 

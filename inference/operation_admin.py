@@ -13,6 +13,7 @@ from unfold.decorators import display
 
 from inference.models import Announcement, Maintenance, ModelSetting
 from tenants.admin.base import AuditedAdmin, NamesModels
+from tenants.counting import counted
 
 
 class ModelSettingForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -52,7 +53,7 @@ class ModelSettingAdmin(NamesModels, AuditedAdmin):
         if row.is_public:
             return "every tenant"
         count = row.tenants.count()
-        return f"{count} tenant{'' if count == 1 else 's'}"
+        return counted(count, "tenant")
 
     def audit_tenant(self, obj: Any) -> None:
         return None

@@ -33,12 +33,18 @@ def live_state(request: HttpRequest) -> HttpResponse:
             ),
         )
     if not request.user.is_staff:
-        return render_error(request, NotAllowed("Only the operator's staff may see this.", code="staff_only"))
+        return render_error(
+            request,
+            NotAllowed("This is for the operator's staff: sign in as one of them.", code="staff_only"),
+        )
     try:
         state = async_to_sync(read_live_state)()
     except BrokerUnavailable:
         return render_error(
-            request, Overloaded("The queue can't be reached at the moment.", code="queue_unavailable")
+            request,
+            Overloaded(
+                "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"
+            ),
         )
     response = HttpResponse(msgspec.json.encode(state), content_type="application/json")
     response.headers["Cache-Control"] = "no-store"

@@ -52,7 +52,11 @@ def _operators(method: str, **tells: Any) -> Callable[[_View], _View]:
             if not request.user.is_superuser:
                 return render_error(
                     request,
-                    NotAllowed("Only operators who may change everything may this.", code="operators_only"),
+                    NotAllowed(
+                        "This is for superusers: sign in as one, or send WEIR_OPERATOR_TOKEN as 'Authorization: Bearer "
+                        "TOKEN'.",
+                        code="operators_only",
+                    ),
                 )
             actor = Actor.person(request.user, ip_address=client_address(request))
             return view(request, actor, **path)
@@ -92,9 +96,9 @@ def _has_token(request: HttpRequest) -> bool:
 
 def _told(error: Exception) -> ApiError:
     if isinstance(error, WorkerGone):
-        return NotFound(str(error), code="worker_not_found")
+        return NotFound(f"{error} GET /operator/workers lists those that take any.", code="worker_not_found")
     if isinstance(error, CommandUnderway):
-        return Conflict(str(error), code="command_underway")
+        return Conflict(f"{error} GET /operator/commands/ID says how one stands.", code="command_underway")
     if isinstance(error, ValidationError):
         return invalid_request(error)
     return as_api_error(error)
@@ -130,7 +134,10 @@ def command(request: HttpRequest, actor: Actor, *, command_id: UUID) -> HttpResp
     standings = collect_answers()
     found = WorkerCommand.objects.filter(public_id=command_id).first()
     if found is None:
-        raise NotFound("There is no such command.", code="command_not_found")
+        raise NotFound(
+            "There is no such command. Look for its id in the answer to who gave it.",
+            code="command_not_found",
+        )
     standing = standings.get(str(command_id))
     return _json(_object(found, standing.value if standing else "waiting"))
 

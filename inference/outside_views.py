@@ -15,7 +15,7 @@ from django.views import defaults
 from django.views.csrf import csrf_failure as csrf_page
 
 from inference.api.error_shapes import render_error
-from inference.errors import GenerationFailed, InvalidRequest, NotAllowed, NotFound, Overloaded, SlowBody
+from inference.errors import InternalError, InvalidRequest, NotAllowed, NotFound, Overloaded, SlowBody
 from inference.nearest_route import lacks_its_base, nearest_route
 from inference.outages import outage
 
@@ -25,7 +25,10 @@ _FOR_PROGRAMS: Final = re.compile(r"/+(?:v1|operator)(?:/|\Z)")
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     if _asks_as_program(request):
-        return render_error(request, InvalidRequest("The request is malformed."))
+        return render_error(
+            request,
+            InvalidRequest("The request is malformed. Look at its address, its Host header and its form."),
+        )
     return defaults.bad_request(request, exception)
 
 
@@ -54,9 +57,7 @@ def server_error(request: HttpRequest) -> HttpResponseBase:
     if _asks_as_program(request):
         return render_error(
             request,
-            GenerationFailed(
-                "The server had an error. Tell the operator the x-request-id.", code="internal_error"
-            ),
+            InternalError(),
         )
     return defaults.server_error(request)
 

@@ -113,7 +113,8 @@ class PromptRenderer:
         """
         if own := sorted(_OWN_KWARGS.intersection(template_kwargs or ())):
             raise InvalidRequest(
-                f"'chat_template_kwargs' can't set '{own[0]}': it is not the template's choice, but Weir's.",
+                f"'chat_template_kwargs' can't set '{own[0]}', which is not the template's choice, but Weir's: leave "
+                "it out.",
                 param=f"chat_template_kwargs.{own[0]}",
             )
         said = [message.for_template() for message in messages]
@@ -133,7 +134,9 @@ class PromptRenderer:
         try:
             start, end = next(unused), next(unused)
         except StopIteration:
-            raise InvalidRequest("The messages use every private-use character.", param="messages") from None
+            raise InvalidRequest(
+                "The messages use every private-use character: leave some out.", param="messages"
+            ) from None
         marked = _marked(list(messages), start, end)
         rendered = self._render(marked, template_kwargs, _marked(list(tools), start, end))
         ids: list[int] = []

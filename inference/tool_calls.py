@@ -47,7 +47,10 @@ class ToolFormat:
 def tool_format(chat_template: str | None) -> ToolFormat:
     """Raises InvalidRequest for a template that knows no tools."""
     if chat_template is None or "tools" not in chat_template:
-        raise InvalidRequest("This model's chat template takes no tools.", param="tools")
+        raise InvalidRequest(
+            "This model's chat template takes no tools: leave 'tools' out, or use a model whose template takes them.",
+            param="tools",
+        )
     if _BEGIN in chat_template:
         return ToolFormat(Style.TAGGED, "arguments")
     is_llama = '"parameters"' in chat_template and "[TOOL_CALLS]" not in chat_template

@@ -15,7 +15,7 @@ AuthError
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import ClassVar, Final
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
@@ -30,13 +30,17 @@ from tenants.principal import Principal
 from tenants.principal_selectors import find_membership, member_principal, tiers_open_to
 from tenants.row_security import NOBODY_YET, bound_to
 
+_ANOTHER_KEY: Final = (
+    "Make another in the console, under API keys, or ask an owner or admin of your tenant for one."
+)
+
 
 class AuthError(Exception):
     """`code` is stable and for programs, the message is for people, `status` is HTTP's."""
 
     code: ClassVar[str] = "auth_error"
     status: ClassVar[int] = 401
-    message: ClassVar[str] = "Authentication failed."
+    message: ClassVar[str] = "Authentication failed. Send an API key as 'Authorization: Bearer KEY'."
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.message)
@@ -53,17 +57,19 @@ class MissingKey(AuthenticationFailed):
 
 class InvalidKey(AuthenticationFailed):
     code = "invalid_api_key"
-    message = "The API key is not valid."
+    message = (
+        f"The API key is not valid: it is none of this server's, or was not copied whole. {_ANOTHER_KEY}"
+    )
 
 
 class RevokedKey(AuthenticationFailed):
     code = "api_key_revoked"
-    message = "The API key has been revoked."
+    message = f"The API key has been revoked, and will not work again. {_ANOTHER_KEY}"
 
 
 class ExpiredKey(AuthenticationFailed):
     code = "api_key_expired"
-    message = "The API key has expired."
+    message = f"The API key has expired. {_ANOTHER_KEY}"
 
 
 class TenantSuspended(AuthenticationFailed):
@@ -75,19 +81,22 @@ class TenantSuspended(AuthenticationFailed):
 class NetworkNotAllowed(AuthenticationFailed):
     code = "network_not_allowed"
     status = 403
-    message = "The API key may not be used from this address."
+    message = (
+        "The API key may not be used from this address. Use it from one of its networks, or ask an owner or admin of "
+        "the tenant for a key that is not bound to them."
+    )
 
 
 class NotAMember(AuthError):
     code = "not_a_member"
     status = 403
-    message = "You are not a member of this tenant."
+    message = "You are not a member of this tenant. Choose one of yours, or ask an owner or admin of it to invite you."
 
 
 class TierNotOpen(AuthError):
     code = "tier_not_open"
     status = 403
-    message = "This tenant's requests can't go in that tier."
+    message = "This tenant's requests can't go in that tier: leave it out, or name another."
 
 
 class AuthUnavailable(AuthError):

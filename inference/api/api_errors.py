@@ -10,7 +10,7 @@ from django.http.request import UnreadablePostError
 from inference.errors import (
     ApiError,
     Conflict,
-    GenerationFailed,
+    InternalError,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -41,16 +41,17 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ObjectDoesNotExist):
         # It was there a moment ago. Services say in words what is gone; this is for what they did not think of.
         log.warning("gone", what=type(error).__qualname__, exc_info=error)
-        return NotFound("What this is about was deleted at the same moment.", code="not_found")
+        return NotFound(
+            "What this is about was deleted at the same moment. Look again at what there is.",
+            code="not_found",
+        )
     if isinstance(error, RequestDataTooBig):
         most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        return TooLarge(f"The body is too large: at most {most:,} bytes.", code="request_too_large")
+        return TooLarge(f"The body is too large: send at most {most:,} bytes.", code="request_too_large")
     if isinstance(error, TooManyFieldsSent):
         most = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
-        return InvalidRequest(f"The query has more than {most:,} parameters.")
+        return InvalidRequest(f"The query has more than {most:,} parameters: send fewer.")
     if isinstance(error, UnreadablePostError):
-        return UnsupportedMedia("The body could not be read to its end.")
+        return UnsupportedMedia("The body could not be read to its end. Send it again, whole.")
     log.exception("api_error")
-    return GenerationFailed(
-        "The server had an error. Tell the operator the x-request-id.", code="internal_error"
-    )
+    return InternalError()

@@ -24,7 +24,7 @@ async def audit(call: ApiCall) -> HttpResponse:
     """Who changed what, from where, before and after; newest first."""
     asked = call.query(AuditPageQuery, refuses_others=True)
     if asked.page and not is_place(asked.page):
-        raise InvalidRequest("'page' will not do: take the `next_page` of an answer.", param="page")
+        raise InvalidRequest("'page' will not do: give the 'next_page' of an answer.", param="page")
     entries, after = await sync_to_async(audit_page)(
         call.principal.tenant_id, _wanted(call, asked), limit=asked.limit, before=asked.page or ""
     )
@@ -43,7 +43,7 @@ def _wanted(call: ApiCall, asked: AuditQuery) -> AuditWanted:
     try:
         target = None if asked.target is None else UUID(asked.target)
     except ValueError:
-        raise InvalidRequest("'target' is an id.", param="target") from None
+        raise InvalidRequest("'target' must be an id, as this log has them.", param="target") from None
     zone = ZoneInfo(call.principal.zone)
     return AuditWanted(
         text=asked.q,

@@ -149,7 +149,11 @@ def endpoint(method: str, *, scope: Scope, **tells: Any) -> Callable[[View], Rou
                     raise _not_allowed(request, "GET, HEAD" if method == "GET" else method)
                 principal = await _authenticate(request)
                 if scope not in principal.scopes:
-                    raise NotAllowed(f"This key lacks the scope '{scope}'.", code="insufficient_permissions")
+                    raise NotAllowed(
+                        f"This key lacks the scope '{scope}'. Use one that has it, or ask an owner or admin of your "
+                        "tenant for one.",
+                        code="insufficient_permissions",
+                    )
                 principal = _with_own_deadline(request, principal)
                 call = ApiCall(request, principal, get_runtime())
                 key = request.headers.get("Idempotency-Key") if operation.generates else None

@@ -10,7 +10,7 @@ from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.report_parameters import read_report
 from inference.downloads import MEDIA_TYPES, export_response
 from inference.errors import Conflict, NotFound, RateLimited
-from inference.models import ExportFormat, UsageExport
+from inference.models import ExportFormat, ExportState, UsageExport
 from inference.reports import Dimension
 from inference.schemas.exports import ExportList, ExportObject, NewExport, export_object
 from inference.services.exports import (
@@ -60,7 +60,11 @@ async def content(call: ApiCall, *, export_id: str) -> HttpResponse:
     export = await _export(call, export_id)
     file = await sync_to_async(content_of)(export)
     if file is None:
-        raise Conflict(f"This export is {export.state}: it has no file.", code="export_not_ready")
+        raise Conflict(
+            f"This export is {export.state}: it has no file. "
+            + ("Ask for another." if export.state == ExportState.FAILED else "Look again in some seconds."),
+            code="export_not_ready",
+        )
     return export_response(export, file)
 
 
@@ -68,7 +72,10 @@ async def _export(call: ApiCall, export_id: str) -> UsageExport:
     try:
         return await sync_to_async(get_export)(call.principal.tenant_id, export_id)
     except ExportNotFound:
-        raise NotFound("There is no such export.", code="export_not_found") from None
+        raise NotFound(
+            "There is no such export, or its week is over. GET /v1/usage/exports lists those that there are.",
+            code="export_not_found",
+        ) from None
 
 
 def _created(call: ApiCall, asked: NewExport) -> UsageExport:

@@ -37,12 +37,14 @@ def _uploaded(call: ApiCall) -> Any:
     try:
         form, uploads = call.request.POST, call.request.FILES
     except (MultiPartParserError, BadRequest, SuspiciousOperation, ValueError) as error:
-        raise InvalidRequest("The body is no valid multipart/form-data.") from error
+        raise InvalidRequest(
+            "The body is no valid multipart/form-data: send it with the fields 'file' and 'purpose'."
+        ) from error
     if form.get("purpose") != "batch":
         raise InvalidRequest("'purpose' must be 'batch'.", param="purpose")
     upload = uploads.get("file")
     if upload is None or isinstance(upload, list):
-        raise InvalidRequest("'file' is missing.", param="file")
+        raise InvalidRequest("'file' is missing: add it to the form.", param="file")
     seconds = form.get("expires_after[seconds]")
     if seconds is not None and not (
         seconds.isascii() and seconds.isdecimal() and int(seconds[:9]) in _EXPIRES_S
@@ -96,7 +98,9 @@ def page_of(asked: PageQuery, rows: QuerySet[Any], id_field: str, render: Any) -
     if asked.after:
         last: Model | None = rows.filter(**{id_field: asked.after}).first()
         if last is None:
-            raise InvalidRequest("'after' names nothing of yours.", param="after")
+            raise InvalidRequest(
+                "'after' names nothing of yours: give the last id of the page before.", param="after"
+            )
         rows = rows.filter(**{"pk__gt" if is_ascending else "pk__lt": last.pk})
     found = list(rows.order_by("id" if is_ascending else "-id")[: asked.limit + 1])
     shown = [render(row) for row in found[: asked.limit]]

@@ -74,6 +74,10 @@ async def _refuse_unknown_models(call: ApiCall, names: list[str]) -> None:
         )
 
 
+def no_such_key() -> NotFound:
+    return NotFound("There is no such key. GET /v1/keys lists yours.", code="key_not_found")
+
+
 async def _answered(
     work: Callable[Concatenate[ApiCall, _P], Any], call: ApiCall, *args: _P.args, **kwargs: _P.kwargs
 ) -> Any:
@@ -81,11 +85,17 @@ async def _answered(
     try:
         return await sync_to_async(partial(work, call, *args, **kwargs))()
     except ApiKeyNotFound:
-        raise NotFound("There is no such key.", code="key_not_found") from None
+        raise no_such_key() from None
     except ProjectNotFound:
-        raise InvalidRequest("There is no such project.", param="project") from None
+        raise InvalidRequest(
+            "There is no such project. GET /v1/organization/projects lists yours.", param="project"
+        ) from None
     except RotationUnderway as error:
-        raise Conflict(f"{error}.".capitalize(), code="rotation_underway") from None
+        raise Conflict(
+            f"The key was rotated before, and its earlier secret works until {error.until:%Y-%m-%d %H:%M} UTC. Rotate "
+            "it then, or make another key.",
+            code="rotation_underway",
+        ) from None
     except ValidationError as error:
         raise invalid_request(error) from None
 
@@ -94,7 +104,8 @@ def _issued(call: ApiCall, asked: NewKey) -> Any:
     principal = call.principal
     if principal.is_restricted:
         raise NotAllowed(
-            "This key is bound to models, networks, a tier or limits of its own: a key that it made would not be.",
+            "This key is bound to models, networks, a tier or limits of its own, and a key that it made would not be: "
+            "use one that is not bound.",
             code="insufficient_permissions",
         )
     scopes = _scopes(principal, asked.scopes)
@@ -145,10 +156,11 @@ def _scopes(principal: Principal, asked: list[str]) -> list[Scope]:
     try:
         scopes = [Scope(scope) for scope in asked]
     except ValueError:
-        raise InvalidRequest(f"The scopes are {', '.join(Scope)}.", param="scopes") from None
+        raise InvalidRequest(f"'scopes' must be among {', '.join(Scope)}.", param="scopes") from None
     if missing := [scope for scope in scopes if scope not in principal.scopes]:
         raise NotAllowed(
-            f"This key can't give what it lacks: {', '.join(missing)}.", code="insufficient_permissions"
+            f"This key can't give what it lacks: {', '.join(missing)}. Use one that has it, or leave it out.",
+            code="insufficient_permissions",
         )
     return scopes
 
@@ -160,7 +172,10 @@ def _refuse_greater(call: ApiCall, api_key: ApiKey) -> None:
     if str(api_key.public_id) == principal.key_public_id:
         return
     if principal.is_restricted:
-        raise NotAllowed("This key can rotate none but itself.", code="insufficient_permissions")
+        raise NotAllowed(
+            "This key is bound, and can rotate none but itself: use one that is not.",
+            code="insufficient_permissions",
+        )
     _refuse_longer_lived(call, api_key.expires_at)
 
 
@@ -170,6 +185,7 @@ def _refuse_longer_lived(call: ApiCall, expires_at: datetime | None) -> None:
     own = get_api_key(call.principal, call.principal.key_public_id).expires_at
     if own is not None and (expires_at is None or expires_at > own):
         raise NotAllowed(
-            f"This key ends at {int(own.timestamp())}: it can't make or rotate one that works longer.",
+            f"This key ends at {int(own.timestamp())}, and can't make or rotate one that works longer: give no later "
+            "'expires_at'.",
             code="insufficient_permissions",
         )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from django.http import HttpResponse
 
 from inference.api.endpoint import ApiCall, endpoint
-from inference.errors import NotAllowed
 from inference.models_served import ServedModel, visible_adapters
 from inference.schemas.answers import ModelList, ModelObject
+from inference.services.submit import may_not_use
 from tenants.principal import Scope
 
 
@@ -30,7 +30,7 @@ async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
     tenant = call.principal.tenant_public_id
     model = await call.runtime.models.get(model_id, tenant_public_id=tenant)
     if not call.principal.allows(*model.names):
-        raise NotAllowed(f"This key may not use '{model_id}'.", code="model_not_allowed", param="model")
+        raise may_not_use(model_id)
     return call.respond(_object(model))
 
 

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 from inference.api.actors import key_actor
 from inference.api.endpoint import ApiCall, by_method, endpoint
 from inference.api.error_shapes import invalid_request
+from inference.api.keys import no_such_key
 from inference.errors import NotAllowed, NotFound
 from inference.schemas import organization as out
 from tenants.models import Project, Tenant
@@ -110,9 +111,11 @@ async def _answered(
     try:
         return await sync_to_async(work)(call, *args, **kwargs)
     except ApiKeyNotFound:
-        raise NotFound("There is no such key.", code="key_not_found") from None
+        raise no_such_key() from None
     except (ProjectNotFound, Project.DoesNotExist):  # the latter was deleted at this moment
-        raise NotFound("There is no such project.", code="project_not_found") from None
+        raise NotFound(
+            "There is no such project. GET /v1/organization/projects lists yours.", code="project_not_found"
+        ) from None
     except ValidationError as error:
         raise invalid_request(error) from None
 
@@ -145,6 +148,8 @@ def _limits_of(call: ApiCall, key_id: str) -> Any:
 def _limited(call: ApiCall, key_id: str, asked: out.KeyLimits) -> Any:
     api_key = get_api_key(call.principal, key_id)
     if call.principal.is_restricted and str(api_key.public_id) == call.principal.key_public_id:
-        raise NotAllowed("A bound key can't change its own limits.", code="insufficient_permissions")
+        raise NotAllowed(
+            "A bound key can't change its own limits: use another that may.", code="insufficient_permissions"
+        )
     set_key_limits(actor=key_actor(call), api_key=api_key, wanted=asked.named())
     return _limits_of(call, key_id)

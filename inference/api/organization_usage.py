@@ -55,7 +55,9 @@ async def _answer(
     usual, most = _COST_LIMITS if use is None else _LIMITS[width]
     limit = usual if asked.limit is None else asked.limit
     if limit > most:
-        raise InvalidRequest(f"'limit' is 1 to {most} with a 'bucket_width' of '{width}'.", param="limit")
+        raise InvalidRequest(
+            f"'limit' must be from 1 to {most} with a 'bucket_width' of '{width}'.", param="limit"
+        )
     report = _report(asked, models, width, call.principal)
     page = await sync_to_async(partial(on_replica, bucket_page, report, limit=limit, use=use))()
     return call.respond(bucket_page_object(page, use))

@@ -80,7 +80,7 @@ def _tried(tenant_id: int, asked: LimitToTry) -> Tried:
     try:
         key = None if asked.key is None else UUID(asked.key)
     except ValueError:
-        raise InvalidRequest("'key' is an id.", param="key") from None
+        raise InvalidRequest("'key' must be the id of one: GET /v1/keys lists yours.", param="key") from None
     try:
         limit = proposed_limit(
             tenant=tenant, metric=asked.metric, amount=asked.amount, period_s=asked.period_s, burst=asked.burst,

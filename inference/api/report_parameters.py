@@ -55,9 +55,9 @@ def read_ids(values: list[str], name: str, *, are_uuids: bool) -> list[str]:
         try:
             return [str(UUID(value)) for value in values]
         except ValueError:
-            raise InvalidRequest(f"'{name}' is an id.", param=name) from None
+            raise InvalidRequest(f"'{name}' must be the id of one.", param=name) from None
     if any("\x00" in value for value in values):
-        raise InvalidRequest(f"'{name}' holds a NUL.", param=name)
+        raise InvalidRequest(f"'{name}' holds a NUL character. Leave that out.", param=name)
     return values
 
 
@@ -72,7 +72,7 @@ def read_moment(text: str | None, name: str, zone: tzinfo) -> datetime | None:
         return moment.replace(tzinfo=zone) if moment.tzinfo is None else moment.astimezone(zone)
     except (ValueError, OverflowError, OSError):
         raise InvalidRequest(
-            f"'{name}' is a date (2026-11-29), a time of ISO 8601, or Unix seconds.", param=name
+            f"'{name}' must be a date (2026-11-29), a time of ISO 8601, or Unix seconds.", param=name
         ) from None
 
 
@@ -87,5 +87,5 @@ def read_number(text: str | None, name: str, *, default: int) -> int:
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise InvalidRequest(f"'{name}' is a whole number from 0 to 999999999.", param=name)
+        raise InvalidRequest(f"'{name}' must be a whole number from 0 to 999999999.", param=name)
     return int(text)

@@ -92,7 +92,8 @@ async def explain_request(call: ApiCall, request_id: str) -> HttpResponse:
         )
     except NothingToExplain:
         raise NotFound(
-            "There is no such request, or it was refused too long ago.",
+            "There is no such request, or it was refused too long ago. Give the answer's own id, or the x-weir-request "
+            "of a refusal.",
             code="request_not_found",
             param="request_id",
         ) from None
@@ -146,7 +147,7 @@ def _position(call: ApiCall, asked: StreamQuery) -> Position | None:
         return Position.parse(text) if text else None
     except ValueError as error:
         raise InvalidRequest(
-            f"Last-Event-ID is {text[:40]!r}: give the id of the last event that you read, such as '12'.",
+            f"Last-Event-ID is '{text[:40]}': give the id of the last event that you read, such as '12'.",
             param="Last-Event-ID",
         ) from error
 

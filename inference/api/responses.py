@@ -134,7 +134,8 @@ async def cancel_response(call: ApiCall, *, response_id: str) -> HttpResponse:
     kept = await find_response(call.principal, response_id)
     if not kept.response.background:
         raise InvalidRequest(
-            "Only a background response can be cancelled; others end when their connection is closed.",
+            "Only a background response can be cancelled: close the connection of others, or use "
+            "POST /v1/requests/{id}/cancel.",
             param="response_id",
         )
     if not kept.is_final:
@@ -176,13 +177,14 @@ async def _history(call: ApiCall, previous: str | None) -> list[dict[str, Any]]:
         kept = await _up_to_date(call, await find_response(call.principal, previous))
     except NotFound as error:
         raise InvalidRequest(
-            f"Previous response '{previous}' not found.",
+            f"Previous response '{previous[:80]}' not found: it was not stored, was deleted, or is too old. Send the "
+            "conversation so far as 'input', and leave 'store' on for what you will continue.",
             code="previous_response_not_found",
             param="previous_response_id",
         ) from error
     if not kept.is_final:
         raise Conflict(
-            "The previous response has not ended yet.",
+            "The previous response has not ended yet. Wait until its 'status' says so, or cancel it.",
             code="response_not_ended",
             param="previous_response_id",
         )
@@ -258,7 +260,7 @@ async def _read_to_end(call: ApiCall, kept: Kept, *, timeout_s: float = 10.0) ->
     except TimeoutError:
         return kept
     except NotFound:
-        lost = GenerationFailed("The answer was lost before it was stored.", code="response_lost")
+        lost = GenerationFailed("The answer was lost before it was stored. Ask again.", code="response_lost")
         shape.failed(lost)
     except ApiError as error:
         shape.failed(error)

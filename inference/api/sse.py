@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from engine_worker.protocol import Chunk
-from inference.errors import ApiError, GatewayStopping, GenerationFailed
+from inference.errors import ApiError, GatewayStopping, InternalError
 from inference.services.fan_in import chunks_of
 from inference.services.generation import Generation
 
@@ -184,7 +184,7 @@ async def events_of(
         if not has_begun:
             raise
         log.exception("stream_failed")
-        yield framing.error(GenerationFailed("The server had an error.", code="internal_error"))
+        yield framing.error(InternalError())
     finally:
         for generation in generations:
             if goes_on:

@@ -52,7 +52,7 @@ def _statement_file(tenant_id: int, asked: str) -> bytes:
     try:
         month = read_month(asked, today_of(tenant))
     except ValueError:
-        raise InvalidRequest("'month' is one such as 2026-11.", param="month") from None
+        raise InvalidRequest("'month' must be one such as 2026-11.", param="month") from None
     return statement_pdf(tenant, statement_of(tenant, month))
 
 
@@ -62,12 +62,14 @@ async def _page(call: ApiCall, *, with_counts: bool) -> HttpResponse:
     report = read_report(asked, call.principal)
     limit = read_number(asked.get("limit"), "limit", default=_LIMIT)
     if not 1 <= limit <= _LIMIT_MAX:
-        raise InvalidRequest(f"'limit' is 1 to {_LIMIT_MAX}.", param="limit")
+        raise InvalidRequest(f"'limit' must be from 1 to {_LIMIT_MAX}.", param="limit")
     try:
         page = await sync_to_async(
             partial(on_replica, usage_page, report, limit=limit, cursor=asked.get("page"))
         )()
     except BadCursor as error:
-        raise InvalidRequest(f"'page' will not do: {error}.", param="page") from None
+        raise InvalidRequest(
+            f"'page' will not do: {error}. Give the 'next_page' of an answer.", param="page"
+        ) from None
     lines = [usage_line(line, with_counts=with_counts) for line in page.lines]
     return call.respond(UsagePage(lines, page.next_cursor is not None, page.next_cursor))

@@ -115,7 +115,9 @@ async def _answered(
     try:
         return await sync_to_async(work)(call, *args, **kwargs)
     except WebhookNotFound:
-        raise NotFound("There is no such webhook.", code="webhook_not_found") from None
+        raise NotFound(
+            "There is no such webhook. GET /v1/webhooks lists yours.", code="webhook_not_found"
+        ) from None
     except ValidationError as error:
         raise invalid_request(error) from None
 

@@ -132,15 +132,18 @@ class ChatCompletionRequest(ScoringFields, kw_only=True, forbid_unknown_fields=T
         tools = self.tools or []
         names = [tool.function.name for tool in tools]
         if len(set(names)) < len(names):
-            raise InvalidRequest("Two tools have the same name.", param="tools")
+            raise InvalidRequest("Two tools have the same name: give each its own.", param="tools")
         if self.tool_choice in (None, "auto", "none"):
             return [] if self.tool_choice == "none" else tools
         if not tools:
-            raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+            raise InvalidRequest(
+                "'tool_choice' needs 'tools': give some, or leave it out.", param="tool_choice"
+            )
         wanted = _tools_named(self.tool_choice)
         if missing := [name for name in wanted if name not in names]:
             raise InvalidRequest(
-                f"'tool_choice' names {missing[0]!r}, which is not among 'tools'.", param="tool_choice"
+                f"'tool_choice' names '{missing[0]}', which is not among 'tools': add it there, or name one of them.",
+                param="tool_choice",
             )
         if isinstance(self.tool_choice, AllowedTools):
             return [tool for tool in tools if tool.function.name in wanted]

@@ -50,7 +50,8 @@ class CompletionRequest(ScoringFields, kw_only=True, forbid_unknown_fields=True)
             raise InvalidRequest(f"'best_of' must be at least 'n', {self.num_told()}.", param="best_of")
         if self.is_ranked and self.stream:
             raise InvalidRequest(
-                "'best_of' above 'n' can't be streamed: which is best is known at the end.", param="best_of"
+                "'best_of' above 'n' can't be streamed, as which is best is known at the end: leave one out.",
+                param="best_of",
             )
         self.prompts()
 

@@ -27,7 +27,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         texts = prompts_of(self.input, param="input", at_most=TEXTS_MAX)
         for index, text in enumerate(texts):
             if not text:
-                raise InvalidRequest(f"Entry {index} of 'input' is empty.", param="input")
+                raise InvalidRequest(f"Entry {index} of 'input' is empty: leave it out.", param="input")
         return texts
 
 

@@ -6,6 +6,7 @@ from typing import TypeAlias, cast
 
 from inference.errors import InvalidRequest
 from inference.schemas.sampling import TokenId
+from tenants.counting import counted
 
 Prompts: TypeAlias = str | list[str | TokenId | list[TokenId]]
 
@@ -25,6 +26,7 @@ def prompts_of(given: Prompts, *, param: str, at_most: int) -> list[str | list[i
     prompts = [entry for entry in given if not isinstance(entry, int)]
     if len(prompts) > at_most:
         raise InvalidRequest(
-            f"'{param}' takes at most {at_most} entries at once, not {len(prompts)}.", param=param
+            f"'{param}' takes at most {counted(at_most, 'entry', 'entries')} at once, not {len(prompts)}.",
+            param=param,
         )
     return prompts

@@ -60,7 +60,7 @@ def read_query(given: dict[str, list[str]], kind: type[_Request]) -> _Request:
             is_list = get_origin(field.type) is list
             values[field.encode_name] = texts if is_list else texts[-1]
     if named := next((name for name, value in values.items() if "\0" in value), None):
-        raise InvalidRequest(f"Invalid '{named}': it holds a NUL.", param=named)
+        raise InvalidRequest(f"Invalid '{named}': it holds a NUL character. Leave that out.", param=named)
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -72,7 +72,7 @@ def refuse_unknown(given: Iterable[str], kind: type[msgspec.Struct]) -> None:
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     if name := next((name for name in given if name not in known), None):
         raise InvalidRequest(
-            f"There is no parameter '{name[:80]}' here: {', '.join(known)}.", param=name[:80]
+            f"There is no parameter '{name[:80]}' here: use {', '.join(known)}.", param=name[:80]
         )
 
 
@@ -119,7 +119,7 @@ def _said(message: str, kind: Any) -> str:
     text = f"{text[0].lower()}{text[1:]}"
     path = _path(message)
     if path and _NO_CHOICE.match(text) and (words := choices_of(kind, path)):
-        text += f": use {' or '.join(repr(word) for word in words)}"
+        text += ": use " + " or ".join(f"'{word}'" for word in words)
     return text
 
 

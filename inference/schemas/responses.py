@@ -219,7 +219,10 @@ class ResponseRequest(ResponsePrompt, kw_only=True, forbid_unknown_fields=True):
         super().check()
         refuse_unsupported(self, _NEUTRAL)
         if self.background and self.store is False:
-            raise InvalidRequest("'background' needs 'store': its answer is fetched later.", param="store")
+            raise InvalidRequest(
+                "'background' needs 'store', as its answer is fetched later: leave one of them out.",
+                param="store",
+            )
         if self.background and self.stream:
             raise InvalidRequest(
                 "'stream' and 'background' together are not supported: leave one out.",

@@ -10,6 +10,7 @@ from msgspec import Meta
 from engine_worker.protocol import LEAST_REPETITION_PENALTY, LOGPROBS_MAX, SamplingParams
 from inference.errors import InvalidRequest
 from inference.schemas.structured import StructuredFields
+from tenants.counting import counted
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -67,7 +68,7 @@ class SamplingFields(StructuredFields, kw_only=True):
         min_tokens = self.min_tokens or 0
         if min_tokens > max_tokens:
             raise InvalidRequest(
-                f"min_tokens is {min_tokens}, more than the {max_tokens} tokens that may be generated.",
+                f"min_tokens is {min_tokens}, but at most {counted(max_tokens, 'token')} may be generated: lower it.",
                 param="min_tokens",
             )
         return SamplingParams(
@@ -130,9 +131,9 @@ def refuse_unsupported(fields: Any, neutral: dict[str, tuple[Any, ...]]) -> None
     for name, values in neutral.items():
         value = getattr(fields, name)
         if value is not None and value not in values:
-            accepted = " or ".join(repr(each) for each in values) or "nothing"
+            same = " or ".join(msgspec.json.encode(each).decode() for each in values)
             raise InvalidRequest(
-                f"'{name}' is not supported yet: leave it out (also accepted: {accepted}).",
+                f"'{name}' is not supported yet: leave it out{same and f', or give {same}'}.",
                 param=name,
                 code="unsupported_parameter",
             )
@@ -169,7 +170,8 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise InvalidRequest(
-                f"'logit_bias' maps token ids to numbers; {key[:40]!r} is not a token id.", param="logit_bias"
+                f"'logit_bias' must map token ids to numbers; '{key[:40]}' is not a token id.",
+                param="logit_bias",
             )
         token_id = int(key)
         _check_in_vocabulary(token_id, vocab_size, "logit_bias")
@@ -180,6 +182,6 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
 def _check_in_vocabulary(token_id: int, vocab_size: int, param: str) -> None:
     if token_id >= vocab_size:
         raise InvalidRequest(
-            f"'{param}' names token {token_id}, but this model's vocabulary ends at {vocab_size - 1}.",
+            f"'{param}' names token {token_id}, but this model's ids must be from 0 to {vocab_size - 1}.",
             param=param,
         )

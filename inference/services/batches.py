@@ -48,7 +48,11 @@ def find_batch(principal: Principal, batch_id: str) -> Batch:
     rows = Batch.objects.filter(tenant_id=principal.tenant_id)
     row = rows.filter(batch_id=batch_id).first() if _ID.fullmatch(batch_id) else None
     if row is None:
-        raise NotFound(f"There is no batch '{batch_id[:80]}'.", code="batch_not_found", param="batch_id")
+        raise NotFound(
+            f"There is no batch '{batch_id[:80]}'. GET /v1/batches lists yours.",
+            code="batch_not_found",
+            param="batch_id",
+        )
     return row
 
 
@@ -61,7 +65,9 @@ def cancel_batch(principal: Principal, batch_id: str) -> Batch:
         row.refresh_from_db()
         if row.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
             raise Conflict(
-                f"The batch is {row.status} already.", code="batch_not_cancellable", param="batch_id"
+                f"The batch is {row.status} already: there is nothing left to cancel.",
+                code="batch_not_cancellable",
+                param="batch_id",
             )
     row.refresh_from_db()
     return row

@@ -102,4 +102,7 @@ def _title(given: str) -> str:
 
 
 def _absent() -> NotFound:
-    return NotFound("There is no such conversation.", code="conversation_not_found")
+    return NotFound(
+        "There is no such conversation: it was deleted, or is another's. Begin a new one.",
+        code="conversation_not_found",
+    )

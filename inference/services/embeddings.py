@@ -18,6 +18,7 @@ from inference.services.idempotency import submit_once
 from inference.services.overload import refuse_early
 from inference.services.prepare import tokenise_texts
 from inference.services.submission import Submission
+from tenants.counting import counted
 from tenants.principal import Principal
 
 _NUMBERS_MAX: Final = 2**20
@@ -39,7 +40,11 @@ class Embedded:
         size = self.model.card.dimensions * _FLOAT_BYTES
         if len(numbers) != size * self.num_texts:
             # A worker of an older version, say: better no vectors than wrong ones.
-            raise GenerationFailed("The worker gave another number of vectors.", code="engine_failed")
+            raise GenerationFailed(
+                "The worker gave another number of vectors. Try again; where that does not help, tell the operator the "
+                "x-request-id.",
+                code="engine_failed",
+            )
         vectors = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         assert chunk.finish is not None
         return EmbeddingList(
@@ -99,7 +104,7 @@ def _refuse_other_sizes(body: EmbeddingRequest, model: ServedModel, num_texts: i
         )
     if num_texts * dimensions > _NUMBERS_MAX:
         raise InvalidRequest(
-            f"'input' takes at most {_NUMBERS_MAX // dimensions} entries at once for this model, "
+            f"'input' takes at most {counted(_NUMBERS_MAX // dimensions, 'entry', 'entries')} at once for this model, "
             f"not {num_texts}.",
             param="input",
         )

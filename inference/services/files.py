@@ -41,15 +41,17 @@ def upload_file(
     limit = settings.FILE_MAX_MB << 20
     if len(content) > limit:
         raise TooLarge(
-            f"The file has {len(content)} bytes, more than {limit}.", code="file_too_large", param="file"
+            f"The file has {len(content):,} bytes: at most {limit:,} are taken. Split it.",
+            code="file_too_large",
+            param="file",
         )
     if not content:
-        raise InvalidRequest("The file is empty.", param="file")
+        raise InvalidRequest("The file is empty: give at least one line.", param="file")
     kept = live_files(principal.tenant_id).aggregate(total=Sum("num_bytes", default=0))["total"]
     room = settings.FILES_PER_TENANT_MB << 20
     if kept + len(content) > room:
         raise InvalidRequest(
-            f"Your files have {kept} bytes, and with this one more than {room}: delete some.",
+            f"Your files have {kept:,} bytes, and with this one more than {room:,}: delete some.",
             code="storage_full",
             param="file",
         )
@@ -77,7 +79,11 @@ def find_file(
         rows = rows.defer(None)  # in this query: before another one it may be deleted
     row = rows.filter(file_id=file_id).first() if _ID.fullmatch(file_id) else None
     if row is None:
-        raise NotFound(f"There is no file '{file_id[:80]}'.", code="file_not_found", param=param)
+        raise NotFound(
+            f"There is no file '{file_id[:80]}'. GET /v1/files lists yours.",
+            code="file_not_found",
+            param=param,
+        )
     return row
 
 

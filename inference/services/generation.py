@@ -136,7 +136,9 @@ class Generation:
             ) from error
         if chunk is None:
             if asyncio.get_running_loop().time() > self._give_up_at:
-                overdue = DeadlineExceeded("The generation did not end by its deadline.")
+                overdue = DeadlineExceeded(
+                    "The generation did not end by its deadline. Ask for fewer tokens, or try again later."
+                )
                 overdue.is_end = True
                 raise overdue
             return None
@@ -222,7 +224,10 @@ class Generation:
                     code=WAITED_IN_VAIN,
                     retry_after_ms=5000,
                 )
-            return DeadlineExceeded("The request's deadline passed before the answer was complete.")
+            return DeadlineExceeded(
+                "The request's deadline passed before the answer was complete. Ask for fewer tokens, or, where "
+                "x-weir-deadline-s cut its time, give it more."
+            )
         if finish.reason == FinishReason.CANCELLED and self._is_barred:
             return NotAllowed(TenantSuspended.message, code=TenantSuspended.code)
         if finish.reason == FinishReason.CANCELLED:
@@ -233,8 +238,9 @@ class Generation:
             refused = refused_in_the_queue(finish.error.code, finish.error.message)
             if refused is not None:
                 return refused
-        message = finish.error.message if finish.error else "The engine failed while generating this answer."
-        return GenerationFailed(message, code=finish.error.code if finish.error else "engine_failed")
+        if finish.error is None:
+            return _engine_failure("The engine failed while generating this answer.", "engine_failed")
+        return _engine_failure(finish.error.message, finish.error.code)
 
     def leave(self) -> None:
         """The client is gone or satisfied. Idempotent; what must still be done is done in the background."""
@@ -300,3 +306,11 @@ class Generation:
                 cost_microusd=cost,
             )
         )
+
+
+def _engine_failure(message: str, code: str) -> GenerationFailed:
+    """In a sentence: engines say it as a log does."""
+    said = f"{message[:1].upper()}{message[1:].removesuffix('.')}"
+    return GenerationFailed(
+        f"{said}. Try again; where that does not help, tell the operator the x-request-id.", code=code
+    )

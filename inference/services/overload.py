@@ -49,16 +49,17 @@ def waits_for_worker(tier: TierSpec, endpoint: str) -> bool:
 def queue_refusal(error: QueueFull) -> ApiError:
     if error.scope == "tenant":
         return RateLimited(
-            "Too many requests wait: your tenant's share of the queue is full.",
+            "Too many requests wait: your tenant's share of the queue is full. Try again when some have ended.",
             kind="requests",
             retry_after_ms=error.retry_after_ms,
             headers={"x-weir-limit-scope": "tenant"},
         )
     if error.scope == "wait":
         return Overloaded(
-            "Before this request's turn it would wait longer than your tier allows.",
+            "Before this request's turn it would wait longer than your tier allows. Try again later.",
             retry_after_ms=error.retry_after_ms,
         )
     return Overloaded(
-        "Too many requests wait: the tier's queue is full.", retry_after_ms=error.retry_after_ms
+        "Too many requests wait: the tier's queue is full. Try again later.",
+        retry_after_ms=error.retry_after_ms,
     )

@@ -18,6 +18,7 @@ from inference.schemas.chat import ChatCompletionRequest, ChatMessage
 from inference.schemas.structured import StructuredFields
 from inference.schemas.tools import NamedTool, Tool, ToolCallMade
 from inference.tool_calls import ToolFormat, call_grammar, tool_format
+from tenants.counting import counted
 
 _Made = TypeVar("_Made")
 _CHARACTERS_PER_TOKEN_MAX = 64
@@ -169,8 +170,8 @@ async def tokenise_texts(
     longest = max(range(len(ids)), key=lambda index: len(ids[index]))
     if len(ids[longest]) > model.card.context_length:
         raise InvalidRequest(
-            f"This model's maximum context length is {model.card.context_length} tokens, but input {longest} "
-            f"has {len(ids[longest])}. Shorten it.",
+            f"This model's maximum context length is {counted(model.card.context_length, 'token')}, but input "
+            f"{longest} has {len(ids[longest])}. Shorten it.",
             code="context_length_exceeded",
             param="input",
         )
@@ -190,7 +191,7 @@ def _check_prompt(model: ServedModel, prompt: str | list[int], param: str) -> No
         return
     if (largest := max(prompt, default=0)) >= model.card.vocab_size:
         raise InvalidRequest(
-            f"'{param}' holds token {largest}, but this model's vocabulary ends at {model.card.vocab_size - 1}.",
+            f"'{param}' holds token {largest}, but this model's ids must be from 0 to {model.card.vocab_size - 1}.",
             param=param,
         )
 
@@ -222,7 +223,7 @@ def _refuse_hopeless(model: ServedModel, characters: int, param: str) -> None:
     context = model.card.context_length
     if characters > context * _CHARACTERS_PER_TOKEN_MAX:
         raise InvalidRequest(
-            f"This model's maximum context length is {context} tokens; a prompt of {characters} characters "
+            f"This model's maximum context length is {counted(context, 'token')}; a prompt of {characters} characters "
             "can't fit. Shorten it.",
             code="context_length_exceeded",
             param=param,

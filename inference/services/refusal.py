@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from inference.errors import ApiError, BudgetSpent, InvalidRequest, RateLimited
+from tenants.counting import counted
 from tenants.principal import LimitMetric, LimitScope, LimitSpec
 from tenants.quotas.types import BucketState, Refused
 
@@ -38,7 +39,8 @@ def refusal(refused: Refused, now: datetime | None = None, *, request_id: str = 
         resets_at = (now or datetime.now(UTC)) + timedelta(milliseconds=refused.retry_after_ms)
         return BudgetSpent(
             f"The budget of {whose} {binding.calendar} is spent: limit {limit}, used {used}, requested {asked}. "
-            f"The next {binding.calendar} begins at {resets_at:%Y-%m-%d %H:%M} UTC; retrying before is pointless.",
+            f"The next {binding.calendar} begins at {resets_at:%Y-%m-%d %H:%M} UTC; retrying before is "
+            "pointless. Wait, or have it raised.",
             retry_after_ms=refused.retry_after_ms,
             headers=headers,
         )
@@ -98,8 +100,8 @@ def _whose(limit: LimitSpec) -> str:
 def _amount(limit: LimitSpec, amount: int) -> str:
     if limit.metric is LimitMetric.COST:
         return f"${amount / 1_000_000:.6f}"
-    unit = {LimitMetric.CONCURRENCY: "slots"}.get(limit.metric, str(limit.metric).replace("_", " "))
-    return f"{amount} {unit}"
+    units = {LimitMetric.CONCURRENCY: "slots"}.get(limit.metric, str(limit.metric).replace("_", " "))
+    return counted(amount, units.removesuffix("s"))
 
 
 def _period(seconds: int) -> str:

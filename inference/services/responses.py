@@ -15,6 +15,7 @@ from django.utils import timezone
 from inference.errors import NotFound
 from inference.models import StoredResponse
 from inference.schemas.response_answers import ResponseObject
+from tenants.counting import counted
 from tenants.principal import Principal
 
 _ID: Final = re.compile(r"resp-[0-9a-f]{32}")
@@ -71,7 +72,10 @@ def find_response(principal: Principal, response_id: str) -> Kept:
         row = live.filter(response_id=response_id).first()
     if row is None:
         raise NotFound(
-            f"There is no response '{response_id[:80]}'.", code="response_not_found", param="response_id"
+            f"There is no response '{response_id[:80]}': it was not stored (leave 'store' on for that), was deleted, "
+            f"or is older than {counted(settings.RESPONSE_DAYS, 'day')}.",
+            code="response_not_found",
+            param="response_id",
         )
     return Kept(
         tenant_id=row.tenant_id,

@@ -22,7 +22,8 @@ async def find_request(
             raise UnknownRequest(request_id)
     except UnknownRequest as error:
         raise NotFound(
-            "There is no such generation, or it ended too long ago.",
+            "There is no such generation, or it ended too long ago to be read. What it used is known for longer: "
+            "GET /v1/requests/{id}/explain.",
             code="request_not_found",
             param="request_id",
         ) from error
@@ -43,7 +44,9 @@ async def resume(
         await runtime.broker.attach(model, request_id, runtime.streams.channel)
     except UnknownRequest as error:
         stream.close()
-        raise NotFound("This generation has just been forgotten.", code="request_not_found") from error
+        raise NotFound(
+            "This generation has just been forgotten. Ask again.", code="request_not_found"
+        ) from error
     except BaseException:
         stream.close()
         raise

@@ -16,6 +16,7 @@ from engine_worker.protocol import Rung, SamplingParams
 from inference.errors import InvalidRequest
 from inference.models_served import ServedModel
 from inference.schemas.sampling import SamplingFields
+from tenants.counting import counted
 from tenants.principal import Principal
 
 _UUID7: Final = re.compile(r"-([0-9a-f]{12})7[0-9a-f]{19}")
@@ -54,8 +55,8 @@ class Submission:
         if prompt >= context or (requested is not None and prompt + requested > context):
             wanted = f" and {requested} in the completion" if requested is not None else ""
             raise InvalidRequest(
-                f"This model's maximum context length is {context} tokens, but {prompt + (requested or 0)} were "
-                f"requested ({prompt} in the prompt{wanted}). Shorten the prompt or the completion.",
+                f"This model's maximum context length is {counted(context, 'token')}, but {prompt + (requested or 0)} "
+                f"were requested ({prompt} in the prompt{wanted}). Shorten the prompt or the completion.",
                 code="context_length_exceeded",
                 param=self.max_tokens_param if prompt < context else None,
             )
@@ -63,7 +64,7 @@ class Submission:
         if requested is not None and requested > cap:
             raise InvalidRequest(
                 f"'{self.max_tokens_param}' is {requested}, but your tier '{principal.tier.name}' allows at most "
-                f"{cap} output tokens per request.",
+                f"{counted(cap, 'output token')} per request.",
                 param=self.max_tokens_param,
             )
         if requested is not None:

@@ -37,7 +37,7 @@ async def submit(runtime: Runtime, principal: Principal, asked: Submission) -> G
     refuse_early(runtime, principal, asked.model)
     if not principal.allows(*asked.model.names):
         name = asked.model.asked_name
-        raise NotAllowed(f"This key may not use '{name}'.", code="model_not_allowed", param="model")
+        raise may_not_use(name)
     max_tokens = 0 if asked.text_lengths else asked.max_tokens(principal)
     card = asked.model.card
     sampling = asked.fields.sampling_params(
@@ -129,6 +129,15 @@ async def _release(runtime: Runtime, principal: Principal, reservation_id: str) 
         return  # it lapses with its lease
 
 
+def may_not_use(model: str) -> NotAllowed:
+    """The key is bound to others."""
+    return NotAllowed(
+        f"This key may not use '{model}'. GET /v1/models lists those that it may.",
+        code="model_not_allowed",
+        param="model",
+    )
+
+
 def _part_refusal(error: BaseException) -> ApiError | None:
     if isinstance(error, QueueFull):
         return queue_refusal(error)
@@ -137,7 +146,10 @@ def _part_refusal(error: BaseException) -> ApiError | None:
             "Limits can't be checked at the moment. Try again shortly.", code="quota_unavailable"
         )
     if isinstance(error, DuplicateRequestId | ReservationClosed):
-        return Conflict("A request with this id exists already.", code="duplicate_request_id")
+        return Conflict(
+            "A request with this id exists already. Send it again: it gets another.",
+            code="duplicate_request_id",
+        )
     if isinstance(error, BrokerUnavailable):
         return Overloaded(
             "The queue can't be reached at the moment. Try again shortly.", code="queue_unavailable"

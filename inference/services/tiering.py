@@ -33,7 +33,7 @@ async def in_asked_tier(
         later = [tier for tier in tiers if tier.rank > own.rank]
         if priority is None or priority < 0:
             raise InvalidRequest(
-                "'priority' is 0, your key's tier, or a number of tiers after it.", param="priority"
+                "'priority' must be 0, your key's tier, or a number of tiers after it.", param="priority"
             )
         return replace(principal, tier=later[min(priority, len(later)) - 1]) if later else principal
     assert service_tier is not None
@@ -42,13 +42,14 @@ async def in_asked_tier(
         return principal  # goes last as it is
     if asked is None:
         raise InvalidRequest(
-            f"There is no tier '{service_tier[:40]}' here: {', '.join(tier.name for tier in tiers)}, auto, default, "
-            "flex or priority.",
+            f"There is no tier '{service_tier[:40]}' here: use {', '.join(tier.name for tier in tiers)}, auto, "
+            "default, flex or priority.",
             param="service_tier",
         )
     if asked.rank < own.rank:
         raise NotAllowed(
-            f"'service_tier' asks for '{asked.name}', but your key's requests go in '{own.name}' or after it.",
+            f"'service_tier' asks for '{asked.name}', but your key's requests go in '{own.name}' or after it: leave it "
+            "out, or name one of these.",
             code="tier_not_open",
             param="service_tier",
         )

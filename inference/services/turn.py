@@ -10,6 +10,7 @@ from typing import Final
 
 from inference.errors import RateLimited
 from inference.runtime import Runtime
+from tenants.counting import counted
 from tenants.principal import Principal
 from tenants.quotas.errors import QuotaUnavailable
 from tenants.quotas.types import Admitted, Decision
@@ -49,7 +50,9 @@ async def in_turn(
             )
             if place is None:
                 raise RateLimited(
-                    "Too many requests of this key wait for their turn.", kind="requests", retry_after_ms=1000
+                    "Too many requests of this key wait for their turn. Try again when some have ended.",
+                    kind="requests",
+                    retry_after_ms=1000,
                 )
             first = place if first is None else first
             pause_s = min(_ASK_AGAIN_S, _STEP_S * place)
@@ -62,7 +65,8 @@ async def in_turn(
                 pause_s = min(_ASK_AGAIN_S, max(0.001, wait_s))
             if loop.time() + pause_s > ends_at:
                 raise RateLimited(
-                    f"The request's deadline passed while it waited its turn: {place} of this key's were before it.",
+                    f"The request's deadline passed while it waited its turn, behind {counted(place, 'request')} of "
+                    "this key's. Send fewer at once, or give them more time (x-weir-deadline-s).",
                     kind="requests",
                     retry_after_ms=1000,
                 )

@@ -59,7 +59,7 @@ def create_webhook(*, actor: Actor, tenant: Tenant, url: str, kinds: Iterable[st
 def _create(actor: Actor, tenant: Tenant, url: str, kinds: Iterable[str]) -> WebhookEndpoint:
     Tenant.objects.select_for_update(no_key=True).get(pk=tenant.pk)  # the count below holds until the commit
     if WebhookEndpoint.objects.for_tenant(tenant).count() >= ENDPOINTS_MAX:
-        raise ValidationError({"url": f"A tenant has at most {ENDPOINTS_MAX} endpoints."})
+        raise ValidationError({"url": f"A tenant has at most {ENDPOINTS_MAX} endpoints: delete one."})
     endpoint = WebhookEndpoint(tenant=tenant, url=url, kinds=sorted(set(kinds)), created_by=actor.label)
     _refuse_twice(endpoint)
     endpoint.full_clean()
@@ -122,7 +122,8 @@ def rotate_webhook_secret(
     locked = _locked(endpoint)
     if locked.previous_until is not None and locked.previous_until > now:
         raise ValidationError(
-            f"It was rotated before: the earlier secret is in use until {locked.previous_until:%Y-%m-%d %H:%M} UTC."
+            f"It was rotated before: the earlier secret is in use until {locked.previous_until:%Y-%m-%d %H:%M} UTC. "
+            "Rotate it then."
         )
     locked.secret_serial += 1
     locked.previous_until = now + overlap
@@ -190,7 +191,7 @@ def _locked(endpoint: WebhookEndpoint) -> WebhookEndpoint:
 def _refuse_twice(endpoint: WebhookEndpoint) -> None:
     others = WebhookEndpoint.objects.for_tenant(endpoint.tenant_id).exclude(pk=endpoint.pk)
     if others.filter(url=endpoint.url).exists():
-        raise ValidationError({"url": "Alerts go to this address already."})
+        raise ValidationError({"url": "Alerts go to this address already: change that endpoint."})
 
 
 def list_webhooks(tenant_id: int) -> list[WebhookEndpoint]:

@@ -17,6 +17,7 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 from tenants.admin.base import AuditedAdmin, actor_of
 from tenants.admin.confirmation import ask_about_rows
 from tenants.confirmation import Question
+from tenants.counting import counted
 from tenants.models import ApiKey
 from tenants.principal import Scope
 from tenants.services import issue_api_key, revoke_api_key
@@ -163,7 +164,7 @@ class ApiKeyAdmin(AuditedAdmin):
         """Asks first."""
         keys = list(queryset.select_related("tenant"))
         question = Question(
-            f"Revoke {len(keys)} key{'' if len(keys) == 1 else 's'}?",
+            f"Revoke {counted(len(keys), 'key')}?",
             "Every program that uses one is refused within a second. This cannot be undone.",
             "Revoke",
         )

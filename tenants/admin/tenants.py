@@ -14,6 +14,7 @@ from tenants.admin.base import AuditedAdmin, actor_of
 from tenants.admin.confirmation import ask_about_rows
 from tenants.admin.limits import TenantLimitInline, TierLimitInline
 from tenants.confirmation import Question
+from tenants.counting import counted
 from tenants.models import Membership, Project, Tenant, Tier
 from tenants.selectors import with_people_and_keys
 from tenants.services import resume_tenant, suspend_tenant
@@ -132,7 +133,7 @@ class TenantAdmin(AuditedAdmin):
         """Asks first, and why."""
         tenants = list(queryset)
         question = Question(
-            f"Suspend {len(tenants)} tenant{'' if len(tenants) == 1 else 's'}?",
+            f"Suspend {counted(len(tenants), 'tenant')}?",
             "Their keys are refused from now on, what runs for them stops, and their members can look but not chat, "
             "until they are resumed.",
             "Suspend",

@@ -61,7 +61,7 @@ def issue_api_key(
         raise ValueError("a key can't be of another tenant's project")
     _hold_project(project)
     if expires_at is not None and expires_at <= timezone.now():
-        raise ValidationError({"expires_at": "This moment has passed."})
+        raise ValidationError({"expires_at": "This moment has passed: give one to come."})
     secret = new_key_secret()
     api_key = ApiKey(
         tenant=tenant,
@@ -102,7 +102,7 @@ def _hold_project(project: Project | None) -> None:
         return
     rows = Project.objects.for_tenant(project.tenant_id).select_for_update(no_key=True)
     if not rows.filter(pk=project.pk).exists():
-        raise ValidationError({"project": "This project was deleted just now."})
+        raise ValidationError({"project": "This project was deleted just now: choose another."})
 
 
 @transaction.atomic
@@ -196,7 +196,7 @@ def rotate_api_key(
     pepper, now = settings.API_KEY_PEPPER, timezone.now()
     locked = ApiKey.objects.for_tenant(api_key.tenant_id).select_for_update(of=("self",)).get(pk=api_key.pk)
     if locked.revoked_at is not None:
-        raise ValidationError("A revoked key can't be rotated.")
+        raise ValidationError("A revoked key can't be rotated: make another.")
     secret = rotated_key_secret(locked.lookup_id, rotation_id=rotation_id, pepper=pepper)
     rotation = digest_rotation_id(rotation_id, pepper=pepper)
     if locked.rotation_digest is None or bytes(locked.rotation_digest) != rotation:

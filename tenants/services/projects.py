@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
+from tenants.counting import counted
 from tenants.models import Project, Tenant
 from tenants.services.audit import Actor, record_audit
 from tenants.services.names import clean_name
@@ -52,7 +53,7 @@ def delete_project(*, actor: Actor, project: Project) -> None:
     locked = Project.objects.for_tenant(project.tenant_id).select_for_update().get(pk=project.pk)
     if keys := locked.api_keys.count():
         raise ValidationError(
-            f"“{locked.name}” has {keys} key{'' if keys == 1 else 's'}, and reports name it by them: "
+            f"“{locked.name}” has {counted(keys, 'key')}, and reports name it by them: "
             "move them to another project first."
         )
     record_audit(

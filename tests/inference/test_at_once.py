@@ -88,7 +88,7 @@ def test_a_key_made_in_a_project_that_is_being_deleted(tenant: Tenant, project: 
         lambda: issue_api_key(actor=TEST, tenant=tenant, name="late", project=project),
     )
     assert isinstance(told, ValidationError)
-    assert told.message_dict == {"project": ["This project was deleted just now."]}
+    assert told.message_dict == {"project": ["This project was deleted just now: choose another."]}
     assert not ApiKey.objects.for_tenant(tenant).exists()
 
 

@@ -395,7 +395,10 @@ def test_through_the_api(http, key):
     assert http.delete(f"webhooks/{lost['id']}").status_code == 200
     assert http.post("webhooks", json={"url": "http://example.com"}).json()["error"]["param"] == "url"
     told = http.post("webhooks", json={"url": "https://example.com/weir"}).json()["error"]
-    assert (told["param"], told["message"]) == ("url", "Alerts go to this address already.")
+    assert (told["param"], told["message"]) == (
+        "url",
+        "Alerts go to this address already: change that endpoint.",
+    )
     assert http.post(f"webhooks/{webhook_id}", json={"is_enabled": False}).json()["is_enabled"] is False
     rotated = http.post(f"webhooks/{webhook_id}/rotate", json={"overlap_s": 60}).json()
     assert rotated["secret"] not in ("", secret)

@@ -106,7 +106,7 @@ def test_what_can_not_be_given_is_refused_by_name(sdk, key, encoder_dir):
         ({"input": []}, "input", "must be a string"),
         ({"input": ["a", [1]]}, "input", "must be a string"),
         ({"input": ["a", "b" * 65]}, "input", "input 1 has 65"),
-        ({"input": [258]}, "input", "ends at 257"),
+        ({"input": [258]}, "input", "from 0 to 257"),
         ({"input": ["a"] * 2049}, "input", "at most 2048"),
         ({"input": "a", "extra_body": {"encoding_format": "int8"}}, "encoding_format", "int8"),
         ({"input": "a", "extra_body": {"truncate": True}}, "truncate", "unknown field"),
