@@ -106,7 +106,8 @@ class AsyncEngine:
     ) -> AsyncIterator[RequestOutput]:
         """The outputs of one request. Closing the iterator aborts it within a step.
 
-        `sampling_params` None: greedy, as many tokens as the context leaves. `cancel_after`: it is
+        `sampling_params` None: greedy, as many tokens as the context leaves. Its `seed` is taken as it is, 0 unless
+        given: the engine draws none, so that the same call gives the same tokens. `cancel_after`: it is
         cancelled when it has so many tokens. `deadline`: Unix time in seconds. Raises InvalidRequest,
         DuplicateRequest or EngineDead at the first item.
         """

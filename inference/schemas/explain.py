@@ -31,6 +31,8 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     max_output_tokens: int
     granted_output_tokens: int
     waited_ms: int
+    seed: int | None
+    """The request's own, modulo 2^63, or the one that was drawn for it: asked again with it, the same answer comes."""
     limits: list[ExplainedLimit]
     retry_after_ms: int | None
     is_spent: bool
@@ -89,6 +91,7 @@ def _decision(told: Told) -> ExplainedDecision:
         max_output_tokens=told.max_output_tokens,
         granted_output_tokens=told.granted_output_tokens,
         waited_ms=told.waited_ms,
+        seed=told.seed,
         limits=[_limit(limit, binding=number == told.binding) for number, limit in enumerate(told.limits)],
         retry_after_ms=told.retry_after_ms,
         is_spent=told.is_spent,

@@ -119,6 +119,7 @@ class Admission:
             prompt_tokens=len(self.asked.prompt_token_ids),
             max_output_tokens=self.whole,
             price=self.price,
+            seed=self._seed,
             waited_ms=round(waited.wait_s * 1000) if waited else 0,
         )
 
@@ -130,7 +131,12 @@ class Admission:
             prompt_tokens=len(self.asked.prompt_token_ids),
             max_output_tokens=self.whole,
             price=self.price,
+            seed=self._seed,
         )
+
+    @property
+    def _seed(self) -> int | None:
+        return None if self.asked.text_lengths else self.sampling.seed
 
     def _request(self, sampling: SamplingParams) -> GenerateRequest:
         asked, principal, tier = self.asked, self.principal, self.tier

@@ -63,6 +63,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     is_spent: bool = False
     waited_ms: int = 0
     """In line for a rate, before."""
+    seed: int | None = None
+    """That the answer's noise follows from: the client's, or the one drawn for it. None of what is embedded."""
     model: str = ""
     key_id: str = ""
     request_id: str = ""
@@ -84,6 +86,7 @@ def told(
     prompt_tokens: int,
     max_output_tokens: int,
     price: Price | None,
+    seed: int | None,
     waited_ms: int = 0,
 ) -> Told:
     granted = decision.max_output_tokens if isinstance(decision, Admitted) else max_output_tokens
@@ -95,6 +98,7 @@ def told(
             _limit(state, asked_of(state.limit, prompt_tokens, granted, price)) for state in decision.buckets
         ],
         "waited_ms": waited_ms,
+        "seed": seed,
     }
     if isinstance(decision, Admitted):
         return Told(**values, granted_output_tokens=granted)  # type: ignore[arg-type]
@@ -151,6 +155,7 @@ def told_beforehand(
     prompt_tokens: int,
     max_output_tokens: int,
     price: Price | None,
+    seed: int | None,
 ) -> Told:
     """Of a request that is to be admitted with all that it asks for: with a GAP for each number that the reservation
     will say."""
@@ -162,6 +167,7 @@ def told_beforehand(
         prompt_tokens=prompt_tokens,
         max_output_tokens=max_output_tokens,
         price=price,
+        seed=seed,
     )
 
 

@@ -147,7 +147,16 @@ def test_the_console_shows_what_decided(site, model, tenant):
         return person.get(url).content.decode()
 
     admitted = page_of(answer_id)
-    for said in ("Why it was admitted", "Tokens per day", "$0.000033", "Slow", "$0.000030", "$2.50"):
+    seed = json.loads(row.decision)["seed"]
+    for said in (
+        f"<dt>Seed</dt><dd>{seed}</dd>",
+        "Why it was admitted",
+        "Tokens per day",
+        "$0.000033",
+        "Slow",
+        "$0.000030",
+        "$2.50",
+    ):
         assert said in admitted, said
     page = page_of(refused_id)
     for said in ("Why it was refused", "busy", "Requests per day", ">refused</span>"):
