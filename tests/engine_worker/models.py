@@ -67,6 +67,17 @@ def make_tiny_model(directory: Path, family: str = "llama", seed: int = 0, **cha
     return directory
 
 
+def weighted(model_dir: Path) -> Path:
+    """Norms and biases, which a new model has at 1 and 0, become such that leaving one out would show."""
+    model = reference(model_dir)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(model_dir)
+    return model_dir
+
+
 def reference(model_dir: Path) -> Any:
     """The same weights in `transformers`, as it runs them itself."""
     return AutoModelForCausalLM.from_pretrained(

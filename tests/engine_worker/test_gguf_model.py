@@ -14,7 +14,7 @@ from engine_worker.model_store import ModelNotReadable, ensure_model
 from engine_worker.runner.families import SUPPORTED
 from tests.engine_worker.driving import request, run_tokens
 from tests.engine_worker.gguf_files import write_gguf
-from tests.engine_worker.models import greedy, make_tiny_model, reference
+from tests.engine_worker.models import greedy, make_tiny_model, reference, weighted
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -48,7 +48,7 @@ def test_every_served_family_is_here():
 
 @pytest.mark.parametrize("family", CASES)
 def test_the_same_weights_and_tokens(tmp_path, family):
-    source = make_tiny_model(tmp_path / "source", family, **CASES[family])
+    source = weighted(make_tiny_model(tmp_path / "source", family, **CASES[family]))
     gguf = write_gguf(source, tmp_path / "tiny.gguf")
     directory = ensure_model(str(gguf), tmp_path / "models", progress=False)
     ours, theirs = (load_file(place / "model.safetensors") for place in (directory, source))

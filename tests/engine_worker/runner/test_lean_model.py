@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from engine_worker.attention.interface import KVShape, Segment
 from engine_worker.runner.lean_model import LeanModel
 from engine_worker.runner.model_loader import load
 from tests.engine_worker.engine.test_families import CASES
-from tests.engine_worker.models import make_tiny_model, reference
+from tests.engine_worker.models import make_tiny_model, reference, weighted
 
 BLOCK, TOKENS = 4, 23
 ALSO = {
@@ -20,17 +18,6 @@ ALSO = {
     "llama-stray-window": ("llama", {"sliding_window": 8}),
     "qwen3-gelu": ("qwen3", {"hidden_act": "gelu"}),
 }
-
-
-def weighted(model_dir: Path) -> Path:
-    """Norms and biases, which a new model has at 1 and 0, become such that leaving one out would show."""
-    model = reference(model_dir)
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data.add_(torch.randn_like(parameter) * 0.3)
-    model.save_pretrained(model_dir)
-    return model_dir
 
 
 @pytest.mark.parametrize("name", [*CASES, *ALSO])
