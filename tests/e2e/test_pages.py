@@ -32,6 +32,11 @@ HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap, .console 
     .map((wrap) => wrap.getAttribute("aria-label"))"""
 """Tables whose last columns nobody sees without scrolling, and programs whose lines' ends."""
 
+CUT_LIST = """() => [...document.querySelectorAll("#result_list")]
+    .map((list) => list.closest(".simplebar-content-wrapper"))
+    .some((wrap) => wrap && wrap.scrollWidth > wrap.clientWidth + 1)"""
+"""Whether a list of the admin hides its last columns."""
+
 TORN = """() => [...document.querySelectorAll("form.filters, .form-row")]
     .filter((form) => new Set(
         [...form.children].map((each) => Math.round(each.getBoundingClientRect().bottom)).filter(Boolean)).size > 1)
@@ -142,6 +147,7 @@ def test_the_admins_lists_and_forms_fit(visit: Callable[..., Visitor], site: Sit
             visitor.shoot(f"{name}-{screen}")
             wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
+            assert screen == "phone" or not page.evaluate(CUT_LIST), f"{name} hides columns"
             found = Axe().run(page, options={"runOnly": WCAG})
             assert found.violations_count == 0, f"{name}, {screen}: {found.generate_report()}"
         page.set_viewport_size({"width": 1280, "height": 800})
