@@ -36,6 +36,8 @@ _SPREAD_OF_NORMAL: Final = 1.4826
 _UNUSUAL_LEAST_MICROUSD: Final = 1_000_000
 """Below a dollar a day nothing is unusual."""
 _MAILS: Final = 100
+_MAILED_WITHIN: Final = timedelta(days=2)
+"""An installation that begins to send mail does not begin with what is long over."""
 _TOLD: Final = (Role.OWNER, Role.ADMIN, Role.BILLING)
 
 
@@ -55,17 +57,20 @@ def raise_alerts(now: datetime | None = None) -> int:
 
 
 def mail_alerts() -> int:
-    """Sends what was not sent yet, oldest first; what the mail server does not take is tried again by the next call.
+    """Sends what was not sent yet, oldest first; what the mail server does not take is tried again by the next call,
+    for two days. Where no mail is sent at all, nothing counts as mailed.
 
     Each is locked while it is sent, so that two calls don't both send it. Returns how many were sent.
     """
-    sent = 0
+    if not settings.MAIL_IS_SENT:
+        return 0
+    sent, since = 0, timezone.now() - _MAILED_WITHIN
     for _ in range(_MAILS):
         with transaction.atomic():
             alert = (
                 Alert.unscoped.select_for_update(skip_locked=True, of=("self",))
                 .select_related("tenant")
-                .filter(mailed_at=None)
+                .filter(mailed_at=None, created_at__gte=since)
                 .order_by("id")
                 .first()
             )

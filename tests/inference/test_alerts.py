@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
+from django.urls import reverse
 from django.utils import timezone
 
 from inference.models import Alert
@@ -16,7 +17,7 @@ from inference.tasks import alert as alert_task
 from tenants.models import ModelPrice, Role
 from tenants.principal import Calendar, LimitMetric
 from tenants.services import add_member, suspend_tenant
-from tests.factories import TEST, make_key, make_tenant, make_user, set_limit
+from tests.factories import TEST, make_key, make_tenant, make_user, set_limit, signed_in
 from tests.inference.ledger_driving import an_event
 
 pytestmark = pytest.mark.django_db
@@ -26,6 +27,11 @@ NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 class Refusing(EmailBackend):
     def send_messages(self, messages):
         raise OSError("the mail server is away")
+
+
+@pytest.fixture(autouse=True)
+def _mail_is_sent(settings) -> None:
+    settings.MAIL_IS_SENT = True
 
 
 @pytest.fixture
@@ -103,6 +109,27 @@ def test_what_the_mail_server_refused_is_sent_later(tenant, settings):
     assert mail_alerts() == 1
     assert mail_alerts() == 0
     assert len(mail.outbox) == 1
+
+
+def test_where_no_mail_is_sent_nothing_counts_as_mailed(tenant, settings):
+    """It did; and who then set up mail must not get what is long over."""
+    settings.MAIL_IS_SENT = False
+    set_limit(tenant, LimitMetric.TOKENS, 100, calendar=Calendar.DAY)
+    use(tenant, 60)
+    raise_alerts(NOW)
+    assert mail_alerts() == 0
+    alert = Alert.objects.for_tenant(tenant).get()
+    assert alert.mailed_at is None
+    owner = tenant.memberships.get().user
+    page = signed_in(owner).get(reverse("alerts", args=[tenant.public_id])).content.decode()
+    assert "50 % of a budget" in page
+    assert "Mailed" not in page
+    settings.MAIL_IS_SENT = True
+    Alert.objects.filter(tenant=tenant).update(created_at=timezone.now() - timedelta(days=3))
+    assert mail_alerts() == 0
+    Alert.objects.filter(tenant=tenant).update(created_at=timezone.now() - timedelta(days=1))
+    assert mail_alerts() == 1
+    assert "Mailed" in signed_in(owner).get(reverse("alerts", args=[tenant.public_id])).content.decode()
 
 
 def test_a_key_that_ends_is_told_of_a_week_and_a_day_before(tenant):
