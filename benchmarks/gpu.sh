@@ -34,5 +34,5 @@ wait "$steps" || status=1
 tail -n 25 "$logs/decode" "$logs/rest" "$logs/steps"
 [ "$status" = 0 ] && tests=passed || tests=FAILED
 
-"$python" -m benchmarks.gpu --budget-s 280 --tests "$tests" "$@" || status=1
+"$python" -m benchmarks.gpu --budget-s 240 --limit-s 300 --tests "$tests" "$@" || status=1
 exit "$status"

@@ -24,8 +24,6 @@ PROTOCOL_VERSION: Final = 1
 LOGPROBS_MAX: Final = 20
 """The most alternatives per position that a request may ask for."""
 LEAST_REPETITION_PENALTY: Final = 0.01
-_LEAST_TEMPERATURE: Final = 1e-5
-"""Logits over a smaller one may be beyond float32. It draws what greedy takes, but for ties."""
 
 
 class ProtocolError(Exception):
@@ -107,11 +105,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """What the output must follow, in llguidance's serialisation; empty: anything."""
     n: int = 1
     """Choices to make. The worker runs each as a sequence of its own, with a seed of its own."""
-
-    @property
-    def divisor(self) -> float:
-        """What logits are divided by before a token is drawn; 0: none is drawn, the largest is taken."""
-        return max(self.temperature, _LEAST_TEMPERATURE) if self.temperature > 0 else 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="shapes that an interpreter can do")
     parser.add_argument("--budget-s", type=float, default=300, help="no part is begun after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=360, help="whatever still runs then is ended")
     parser.add_argument("--tests", help="how the tests went, for the table")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
     device = torch.device(options.device)
     dtype = torch.float32 if options.tiny else torch.bfloat16
     report = Report(options.budget_s)
+    report.end_after(options.limit_s)
     if options.tests:
         report.add("tests", "kernels and their choice", options.tests)
     roof = kernels.Roof.measure(device, dtype)

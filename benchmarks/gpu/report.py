@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,6 +54,7 @@ class Report:
     rows: list[tuple[str, str, str, str]] = field(default_factory=list)
     failed: bool = False
     _began: float = field(default_factory=time.perf_counter)
+    _running: str = ""
 
     def add(self, what: str, case: str, value: str, compared: str = "") -> None:
         self.rows.append((what, case, value, compared))
@@ -62,13 +65,26 @@ class Report:
         if time.perf_counter() - self._began > self.budget_s:
             self.add(name, "", "skipped", "no time left")
             return
+        outer, self._running = self._running, name
         try:
             run()
         except Exception as error:  # the table is worth more than a traceback
             self.failed |= required
             message = " ".join(f"{type(error).__name__}: {error}".split())
             self.add(name, "", "FAILED" if required else "not available", message[:160])
+        self._running = outer
         make_room()
+
+    def end_after(self, seconds: float) -> None:
+        """From now on. What hangs then, in the device's driver maybe, goes with the process; the table comes before."""
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        self.add(self._running, "", "FAILED", "was not done when the time was up")
+        print(f"\n{self.table()}", flush=True)
+        os._exit(1)
 
     def table(self) -> str:
         header = ("what", "case", "measured", "compared")

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine_worker.engine import grammar, penalties
 from engine_worker.engine.noise import uniform
 from engine_worker.engine.row import Row
+from engine_worker.engine.temperature import divisor
 from engine_worker.protocol import PositionLogprobs, TokenLogprob
 
 # Candidates to look for the nucleus among before sorting a whole vocabulary for it: a sort of 50,000
@@ -97,7 +98,7 @@ def _report(logits: Tensor, chosen: Rows[int], counts: Rows[int]) -> list[Positi
 
 def _draw(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """int64[rows]: by inversion of the cumulative distribution, one uniform number per row."""
-    divisors = torch.tensor([row.sampling.divisor for row in rows], device=logits.device)
+    divisors = torch.tensor([divisor(row.sampling.temperature) for row in rows], device=logits.device)
     logits = _truncate(logits / divisors[:, None], rows)
     # In float64: rounding in a sum over 100,000 probabilities would otherwise move the borders by
     # more than the difference between two kernels' logits does.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.engine.noise import uniform
+from engine_worker.engine.temperature import divisor
 from engine_worker.runner.nucleus import floors
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def pack(choosing: Rows[Choosing], rows: int, blocks: int, vocab_size: int) -> N
     part["top_p"][:] = part["repetition"][:] = 1
     n = len(choosing)
     samplings = [one.sampling for one in choosing]
-    part["temperature"][:n] = [one.divisor for one in samplings]
+    part["temperature"][:n] = [divisor(one.temperature) for one in samplings]
     part["min_p"][:n] = [one.min_p for one in samplings]
     part["top_p"][:n] = [one.top_p for one in samplings]
     part["top_k"][:n] = [one.top_k for one in samplings]
