@@ -71,5 +71,7 @@ def joint_finish(ends: Iterable[ChoiceEnd], finishes: Sequence[Finish], completi
         completion_tokens=completion_tokens,
         # Of the choice that computed most of the prompt: the others found what it left.
         cached_tokens=first.cached_tokens,
+        drafted_tokens=sum(finish.drafted_tokens for finish in finishes),
+        accepted_tokens=sum(finish.accepted_tokens for finish in finishes),
         error=next((finish.error for finish in finishes if finish.error), None),
     )

@@ -64,6 +64,8 @@ class EngineCollector(Collector):
             ("steps", "Steps that computed something.", stats.steps),
             ("scheduled_tokens", "Tokens computed, recomputation included.", meter.scheduled_tokens),
             ("wasted_tokens", "Computed tokens that nothing came of.", meter.wasted_tokens),
+            ("drafted_tokens", "Tokens that speculation guessed.", stats.drafted_tokens),
+            ("accepted_tokens", "Guessed tokens that were right.", stats.accepted_tokens),
             ("swapped_blocks", "KV blocks copied to host memory.", stats.swapped_blocks),
             ("sequence_steps", "Sequences of each step, summed.", meter.sequence_steps),
             ("preemptions", "Sequences that lost their blocks to others.", stats.preemptions),
@@ -71,7 +73,11 @@ class EngineCollector(Collector):
             yield self._counter(name, text, None, {"": value})
         for name, text, distribution in (
             ("time_to_first_token_seconds", "From arrival in the engine.", meter.time_to_first_token),
-            ("inter_token_seconds", "Between two tokens of a request.", meter.inter_token),
+            (
+                "inter_token_seconds",
+                "Between two tokens of a request; several that came at once share their wait.",
+                meter.inter_token,
+            ),
             ("queue_seconds", "Waiting in the engine for a slot.", meter.queue),
             ("prefill_seconds", "From the first chunk to the first token.", meter.prefill),
             ("decode_seconds", "From the first token to the last.", meter.decode),

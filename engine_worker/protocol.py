@@ -308,15 +308,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """See Rung."""
     kv_blocks_cached: int = 0
     prompt_tokens: int = 0
-    """Since start, as the four below."""
+    """Since start, as the six below."""
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed by speculation, and how many of them were right."""
+    accepted_tokens: int = 0
     preemptions: int = 0
     peak_memory_bytes: int = 0
     ttft_ms: tuple[float, float, float] | None = None
     """P50, P90, P99 of the last thousand requests in the engine; None before the first."""
     itl_ms: tuple[float, float, float] | None = None
-    """The same of the last thousand times between two tokens."""
+    """The same of the last thousand times between two tokens; several that came at once share their wait."""
     host: str = ""
     pid: int = 0
     v: int = msgspec.field(default_factory=this_version)

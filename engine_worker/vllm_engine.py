@@ -197,6 +197,7 @@ class VLLMEngine:
                 for token_id, found in zip(prompt, output.prompt_logprobs[1:], strict=True)
             ]
         (made,) = output.outputs
+        had = sequence.num_output
         for place, token_id in enumerate(made.token_ids):
             if sequence.max_tokens == 0:
                 sequence.end(FinishReason.LENGTH)  # vLLM makes at least one token
@@ -206,21 +207,18 @@ class VLLMEngine:
                 found = made.logprobs[place]
                 sequence.logprobs.append(_position(token_id, found, sequence.sampling.logprobs))
             sequence.append(token_id)
-            self._book(sequence, now)
+        self._book(sequence, sequence.num_output - had, now)
         if sequence.finish is None:
             self._tell(sequence)
         else:
             self._end(sequence, sequence.finish.reason)
 
-    def _book(self, sequence: Sequence, now: float) -> None:
-        if sequence.token_at is None:
-            sequence.first_token_at = now
-            self._meter.time_to_first_token.add(now - sequence.arrived_at)
-        else:
+    def _book(self, sequence: Sequence, count: int, now: float) -> None:
+        if not count:
+            return
+        if sequence.token_at is not None:
             self._step_s = now - sequence.token_at
-            self._meter.inter_token.add(self._step_s)
-        sequence.token_at = now
-        self._meter.output_tokens += 1
+        self._meter.inter_token.add(*self._meter.tokens_came(sequence, count, now))
 
     def _end(self, sequence: Sequence, reason: str, error: EngineError | None = None) -> None:
         sequence.end(reason, error=error)

@@ -43,6 +43,8 @@ def status_of(
         prompt_tokens=stats.prompt_tokens,
         cached_prompt_tokens=stats.cached_prompt_tokens,
         output_tokens=meter.output_tokens,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
         preemptions=stats.preemptions,
         peak_memory_bytes=peak_memory_bytes(),
         ttft_ms=_quantiles_ms(meter.time_to_first_token),

@@ -1,6 +1,6 @@
 """Books each step and each request. Pure: the clock is passed in.
 
-A step's waits are added in one call, so a token costs two attribute writes and no lock.
+A step's gaps are added in one call, so a token costs a few attribute writes and no lock.
 """
 
 from __future__ import annotations
@@ -34,30 +34,43 @@ class Meter(Measurements):
         sequence.arrived_at = self._clock()
 
     def book(self, plan: Rows[Scheduled], duration_s: float) -> list[tuple[Sequence, float]]:
-        """A step that is done, its outputs not yet taken. Returns who waited how long for a token after the last."""
+        """A step that is done, its outputs not yet taken. Returns who waited how long for what it got next."""
         now = self._clock()
         waits: list[tuple[Sequence, float]] = []
+        gaps: list[float] = []
         for item in plan:
             sequence = item.sequence
             if sequence.started_at is None:
                 sequence.started_at = now - duration_s
                 self.queue.add(max(0.0, sequence.started_at - sequence.arrived_at))
-            if sequence.num_output == sequence.num_emitted:
+            made = sequence.num_output - sequence.num_emitted
+            if not made:
                 continue  # in the middle of its prompt, or ended without a token
-            if sequence.token_at is None:
-                sequence.first_token_at = now
-                self.time_to_first_token.add(now - sequence.arrived_at)
-                self.prefill.add(now - sequence.started_at)
-            else:
+            if sequence.token_at is not None:
                 waits.append((sequence, now - sequence.token_at))
-            sequence.token_at = now
-            self.output_tokens += 1
-        if waits:
-            self.inter_token.add(*(wait for _, wait in waits))
+            gaps += self.tokens_came(sequence, made, now)
+        if gaps:
+            self.inter_token.add(*gaps)
         self.step.add(duration_s)
         self.scheduled_tokens += sum(item.num_tokens for item in plan)
         self.sequence_steps += len(plan)
         return waits
+
+    def tokens_came(self, sequence: Sequence, count: int, now: float) -> list[float]:
+        """Output tokens that came at once. Returns the gaps between tokens to book for them.
+
+        Guesses that are right come with the token before them: the wait is shared by all that it brought, so that gaps
+        are as many as tokens and add up to the time that they took.
+        """
+        before, sequence.token_at = sequence.token_at, now
+        self.output_tokens += count
+        if before is not None:
+            return [(now - before) / count] * count
+        assert sequence.started_at is not None
+        sequence.first_token_at = now
+        self.time_to_first_token.add(now - sequence.arrived_at)
+        self.prefill.add(now - sequence.started_at)
+        return [0.0] * (count - 1)
 
     def ended(self, sequence: Sequence) -> None:
         assert sequence.finish is not None

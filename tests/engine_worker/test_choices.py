@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine_worker.choices import choice_seed
-from engine_worker.protocol import Chunk, SamplingParams
+from engine_worker.choices import choice_seed, joint_finish
+from engine_worker.protocol import ChoiceEnd, Chunk, Finish, SamplingParams
 from tests.engine_worker.broker.driving import lapse_leases, put, until, usage_events
 from tests.engine_worker.running_worker import finished, is_idle, token_ids, tokens_logged
 from tests.engine_worker.scripted_engine import ScriptedEngine, expected_output
@@ -26,6 +26,15 @@ def expected(request) -> dict[int, list[int]]:
         i: expected_output(request.prompt_token_ids, choice_seed(sampling.seed, i), sampling.max_tokens)
         for i in range(3)
     }
+
+
+def test_the_joint_end_counts_every_choice_guesses():
+    ends = [
+        Finish(reason="stop", prompt_tokens=5, completion_tokens=9, drafted_tokens=8, accepted_tokens=taken)
+        for taken in (6, 1)
+    ]
+    joint = joint_finish([ChoiceEnd("stop")] * 2, ends, 18)
+    assert (joint.completion_tokens, joint.drafted_tokens, joint.accepted_tokens) == (18, 16, 7)
 
 
 async def test_choices_share_one_log_and_one_end(start, gateway, make, model, redis_url):

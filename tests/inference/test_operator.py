@@ -32,7 +32,8 @@ def dead() -> Iterator[tuple[str, str]]:
         gateway = GatewayBroker(settings.REDIS_URL, timeout_s=5)
         worker = WorkerBroker(settings.REDIS_URL, model=model, worker_id=f"w-{model}", timeout_s=5)
         await worker.register(card(model), b"{}")
-        await worker.heartbeat(status(worker), tokenizer_sha256=card(model).tokenizer_sha256)
+        told = status(worker, output_tokens=900, drafted_tokens=80, accepted_tokens=60)
+        await worker.heartbeat(told, tokenizer_sha256=card(model).tokenizer_sha256)
         await gateway.enqueue(request(model, "r1"), max_queued=9, max_queued_per_tenant=9, max_attempts=1)
         (claim,) = await worker.claim(1)
         await publish(worker, claim, tokens(claim, 0, 7))
@@ -155,6 +156,7 @@ def test_the_live_page_names_what_waits_and_acts_on_the_dead(dead):
     page = browser.get(LIVE).content.decode()
     assert model in page
     assert "engine_failed: It broke." in page
+    assert "900<br><small>75 % of guesses right</small>" in page
     assert "&lt;b&gt;Ministry" in page
     assert "<b>Ministry" not in page
     letter = {"model": model, "request_id": request_id, "tenant": str(tenant.public_id)}

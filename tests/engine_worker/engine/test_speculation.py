@@ -75,6 +75,18 @@ def test_fewer_steps_for_a_text_that_repeats(build_tiny):
     assert stats.steps + stats.accepted_tokens == slow.core.stats().steps
 
 
+def test_what_a_step_brings_at_once_is_counted_token_by_token(build_tiny):
+    asked = [request(str(i), REPEATING, 40 + i, logit_bias={97: 100.0}) for i in range(2)]
+    driver, results = run(build_tiny, 4, asked)
+    meter, stats = driver.core.meter, driver.core.stats()
+    made = sum(len(result.token_ids) for result in results.values())
+    assert stats.steps < made
+    assert meter.output_tokens == made
+    assert sum(meter.time_to_first_token.counts) + sum(meter.inter_token.counts) == made
+    assert meter.inter_token.sum == pytest.approx(meter.decode.sum)
+    assert 0 < stats.accepted_tokens <= stats.drafted_tokens
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 20])
 def test_exactly_max_tokens(build_tiny, max_tokens):
     _, results = run(build_tiny, 4, [request("a", REPEATING, max_tokens)])
