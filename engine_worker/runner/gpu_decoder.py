@@ -44,7 +44,8 @@ class GpuDecoder:
         # Not its dtype: that is as it was loaded, and rotary frequencies stay in float32 whatever it is.
         model: nn.Module = loaded.model
         self._model = model if group.size() > 1 else model.to(self._device)
-        heads = group.share(loaded.model.config.num_attention_heads, "heads")
+        of_all = loaded.model.config
+        heads = group.share_heads(of_all, of_all.num_attention_heads, "heads")
         self._attention = PagedAttention(
             shape, dtype, self._device, num_heads=heads, scorings=scorings(loaded)
         )

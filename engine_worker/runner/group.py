@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from engine_worker.attention.interface import Segment
 from engine_worker.engine.errors import EngineDead, UnsupportedModel
@@ -57,6 +58,17 @@ def share(count: int, what: str) -> int:
     if count % size():
         raise UnsupportedModel(f"{count} {what} can't be shared by {size()} processes")
     return count // size()
+
+
+def share_heads(config: PretrainedConfig, count: int, what: str) -> int:
+    """This rank's part of an attention's heads: all of them where the plan gathers what they are made of.
+
+    So it is where query, key and value are one weight (Phi-3), which cut in parts would mix them: its ranks share
+    weights and products, each attends for all.
+    """
+    plan = config.base_model_tp_plan or {}
+    is_gathered = plan.get("layers.*.self_attn.qkv_proj") == "colwise_gather_output"
+    return count if is_gathered else share(count, what)
 
 
 def least(count: int) -> int:

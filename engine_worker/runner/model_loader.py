@@ -91,7 +91,7 @@ def load(model_dir: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
         special_token_ids=vocabulary.special_token_ids,
         context_length=context_length(config),
         num_layers=config.num_hidden_layers,
-        num_kv_heads=group.share(config.num_key_value_heads, "KV heads"),
+        num_kv_heads=group.share_heads(config, config.num_key_value_heads, "KV heads"),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     )
 

@@ -1,6 +1,6 @@
-"""One process of a group that torchrun starts: `group_member.py MODEL_DIR FILE`.
+"""One process of a group that torchrun starts: `group_member.py FILE MODEL_DIR...`.
 
-The first one prints the tokens of some requests as JSON and then makes FILE, at which the others die.
+The first one prints the tokens of some requests to each model as JSON and then makes FILE, at which the others die.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from tests.engine_worker.driving import Driver, request
 ASKED = [request(str(i), [i + 1] * n, 20) for i, n in enumerate((1, 5, 23))]
 
 
-def main(model_dir: Path, sign: Path) -> None:
-    config = EngineConfig(
-        model_dir=model_dir, block_size=4, num_kv_blocks=17, max_num_seqs=4, max_num_batched_tokens=16,
-        threads=1, kernels="torch", precision="fp32", overlap=True,
-    )  # fmt: skip
-
+def main(sign: Path, model_dirs: list[Path]) -> None:
     class Mortal(TorchDecoder):
         def forward(self, *step):
             if sign.exists() and not group.is_leader():
@@ -37,24 +32,33 @@ def main(model_dir: Path, sign: Path) -> None:
 
     assert group.join(os.environ, device="cpu")
     decoders.TorchDecoder = Mortal
-    if group.is_leader():
-        driver = Driver(building.build(config))
-        results = driver.run(ASKED)
-        assert driver.core.stats().preemptions > 0
-        print(json.dumps([results[item.request_id].token_ids for item in ASKED]), flush=True)
-        if sign.name == "never":
-            driver.core.device.close()
-            for thread in threading.enumerate():  # the others are told in it, in its turn
-                if thread.name.startswith("weir-device"):
-                    thread.join()
+    for model_dir in model_dirs:
+        config = EngineConfig(
+            model_dir=model_dir, block_size=4, num_kv_blocks=17, max_num_seqs=4, max_num_batched_tokens=16,
+            threads=1, kernels="torch", precision="fp32", overlap=True,
+        )  # fmt: skip
+        if group.is_leader():
+            lead(config, sign)
         else:
-            sign.touch()
-            driver.run([request("late", [1, 2, 3], 20)])
+            building.follow(config)
+
+
+def lead(config: EngineConfig, sign: Path) -> None:
+    driver = Driver(building.build(config))
+    results = driver.run(ASKED)
+    assert driver.core.stats().preemptions > 0
+    print(json.dumps([results[item.request_id].token_ids for item in ASKED]), flush=True)
+    if sign.name == "never":
+        driver.core.device.close()
+        for thread in threading.enumerate():  # the others are told in it, in its turn
+            if thread.name.startswith("weir-device"):
+                thread.join()
     else:
-        building.follow(config)
+        sign.touch()
+        driver.run([request("late", [1, 2, 3], 20)])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort a process whose interpreter is already gone

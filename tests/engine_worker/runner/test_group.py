@@ -14,6 +14,7 @@ import pytest
 from engine_worker.runner import group
 from tests.engine_worker.models import greedy, make_tiny_model, reference
 from tests.engine_worker.runner.group_member import ASKED
+from tests.engine_worker.runner.test_lean_model import weighted
 
 MEMBER = Path(__file__).with_name("group_member.py")
 
@@ -35,22 +36,39 @@ def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def printed(run: subprocess.CompletedProcess[str]) -> object:
-    (line,) = [line for line in run.stdout.splitlines() if line.startswith("[[")]  # the rest is the log
-    return json.loads(line)
+def printed(run: subprocess.CompletedProcess[str]) -> list[list[list[int]]]:
+    """By model."""
+    lines = [line for line in run.stdout.splitlines() if line.startswith("[[")]  # the rest is the log
+    return [json.loads(line) for line in lines]
+
+
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": {"sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi3": {},
+}
 
 
 @pytest.mark.timeout(900)
-def test_two_processes_make_the_tokens_of_one_and_end_together(tmp_path):
-    model_dir = make_tiny_model(tmp_path / "model")
-    model = reference(model_dir)
-    expected = [greedy(model, list(item.prompt_token_ids), 20) for item in ASKED]
-    well = torchrun(model_dir, tmp_path / "never")
+def test_two_processes_make_the_tokens_of_one(tmp_path):
+    """One start for all families: it takes longer than what they compute."""
+    expected = {}
+    for family, changes in FAMILIES.items():
+        model = reference(weighted(make_tiny_model(tmp_path / family, family, **changes)))
+        expected[family] = [greedy(model, list(item.prompt_token_ids), 20) for item in ASKED]
+    well = torchrun(tmp_path / "never", *(tmp_path / family for family in FAMILIES))
+    assert dict(zip(FAMILIES, printed(well), strict=False)) == expected, well.stderr[-3000:]
     assert well.returncode == 0, well.stderr[-3000:]
-    assert printed(well) == expected
-    # A process that dies in the middle of a step: nobody is left waiting for it.
-    ill = torchrun(model_dir, tmp_path / "die")
-    assert printed(ill) == expected
+
+
+@pytest.mark.timeout(900)
+def test_a_process_that_dies_in_a_step_ends_the_group(tmp_path):
+    """Nobody is left waiting for it."""
+    ill = torchrun(tmp_path / "die", make_tiny_model(tmp_path / "model"))
+    assert len(printed(ill)) == 1
     assert ill.returncode != 0
 
 
