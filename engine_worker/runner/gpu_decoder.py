@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_worker.attention.cuda import Layout, PagedAttention, PagedPlan
-from engine_worker.attention.interface import PLAN, KVShape, Scoring, Segment
+from engine_worker.attention.interface import PLAN, KVShape, Segment
 from engine_worker.config import EngineConfig
 from engine_worker.runner import group
 from engine_worker.runner.decode_numbers import KNOWN, buckets, decode_size, pack_decode
@@ -24,6 +24,7 @@ from engine_worker.runner.gpu_sampler import Choosing, Level, Settings, choose, 
 from engine_worker.runner.host_streams import HostStreams
 from engine_worker.runner.model_loader import GPU_DTYPES, LoadedModel
 from engine_worker.runner.rings import BackRing, Ring, Told
+from engine_worker.runner.scorings import scorings
 from engine_worker.runner.streams import CudaStreams, Streams
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class GpuDecoder:
         of_all = loaded.model.config
         heads = group.share_heads(of_all, of_all.num_attention_heads, "heads")
         self._attention = PagedAttention(
-            shape, dtype, self._device, num_heads=heads, scorings=scorings(loaded)
+            shape, dtype, self._device, num_heads=heads, scorings=set(scorings(loaded.model))
         )
         self.keys, self.values = self._attention.keys, self._attention.values
         self._tokens = self._zeros(1, shape.num_blocks, shape.block_size)
@@ -275,10 +276,3 @@ def _is_decode(segments: Sequence[Segment], sampled: Sequence[int]) -> bool:
 
 def _copy(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
-
-
-def scorings(loaded: LoadedModel) -> set[Scoring]:
-    """Of the model's layers."""
-    softcap = getattr(loaded.model.config, "attn_logit_softcapping", None)
-    layers = [layer.self_attn for layer in loaded.model.model.layers]
-    return {Scoring(float(one.scaling), getattr(one, "sliding_window", None), softcap) for one in layers}

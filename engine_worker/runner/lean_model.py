@@ -8,15 +8,16 @@ the other sleeps. Here a layer is some thirty. What differs from family to famil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine_worker.attention.interface import PLAN, AttentionPlan, Scoring
+from engine_worker.attention.interface import AttentionPlan, Scoring
 from engine_worker.config import Precision
 from engine_worker.runner.linears import Projection
+from engine_worker.runner.scorings import scorings
 
 _Rotations = dict[str, tuple[Tensor, Tensor]]
 """By kind of layer: cosines and sines, each [tokens, 1, rotated dimensions], the first half of sines negated."""
@@ -27,11 +28,11 @@ class LeanModel:
 
     def __init__(self, model: PreTrainedModel, precision: Precision) -> None:
         inner = model.model
-        scorings = _scorings(model)
         self._embed: nn.Module = inner.embed_tokens
         self._rotary: nn.Module = inner.rotary_emb
         self._layers = [
-            _Layer(layer, scoring, precision) for layer, scoring in zip(inner.layers, scorings, strict=True)
+            _Layer(layer, scoring, precision)
+            for layer, scoring in zip(inner.layers, scorings(model), strict=True)
         ]
         # Only Gemma 3's rotary embedding is of several kinds, and asks which.
         self._kinds = sorted({layer.kind for layer in self._layers if layer.kind})
@@ -143,25 +144,3 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if size == x.shape[-1]:
         return (x * cos).addcmul_(x.roll(size // 2, -1), sin)
     return torch.cat([_rotated(x[..., :size], cos, sin), x[..., size:]], dim=-1)
-
-
-class _Asked:
-    """An attention plan that only notes how each layer scores."""
-
-    def __init__(self) -> None:
-        self.scorings: dict[int, Scoring] = {}
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        self.scorings[layer] = scoring
-        return torch.zeros_like(query)
-
-
-_ONE_TOKEN: Final = torch.zeros(1, 1, dtype=torch.int64)
-
-
-@torch.inference_mode()
-def _scorings(model: PreTrainedModel) -> list[Scoring]:
-    """By layer, as `transformers` hands them to its attention: each family keeps them elsewhere."""
-    asked = _Asked()
-    model.model(input_ids=_ONE_TOKEN, position_ids=_ONE_TOKEN, use_cache=False, **{PLAN: asked})
-    return [asked.scorings[layer] for layer in range(len(asked.scorings))]

@@ -31,6 +31,39 @@ from engine_worker.runner.gpu_memory import blocks_that_fit
 from engine_worker.runner.model_loader import load
 from engine_worker.runner.pipeline import PipelineDevice, pipeline
 
+WINDOWS = {
+    "mistral": ({"sliding_window": 8}, {(8, None)}),
+    "phi3": ({"sliding_window": 8}, {(8, None)}),
+    "llama": ({"sliding_window": 8}, {(None, None)}),
+    "qwen3": ({}, {(None, None)}),
+    "qwen2": (
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        {(None, None), (8, None)},
+    ),
+    "gemma2": ({"sliding_window": 8, "attn_logit_softcapping": 2.0}, {(None, 2.0), (8, 2.0)}),
+    "gemma3_text": (
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        {(None, None), (8, None)},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_attention_is_tried_with_what_the_layers_hand_to_it(family, tmp_path, monkeypatch):
+    """By family: some layers don't know their own window, and Llama's may have one that it never uses."""
+    tried = []
+
+    def noted(num_heads, shape, dtype, device, scorings):
+        tried.extend(scorings)
+        return "noted", cuda._triton
+
+    monkeypatch.setattr(cuda, "choose", noted)
+    changes, expected = WINDOWS[family]
+    loaded = load(make_tiny_model(tmp_path, family, **changes))
+    config = EngineConfig(model_dir=tmp_path, num_kv_blocks=2, block_size=16, precision="fp32")
+    GpuDecoder(config, loaded, KVShape(2, 2, loaded.num_kv_heads, 16, loaded.head_dim), HostStreams())
+    assert {(each.window, each.softcap) for each in tried} == expected
+
 
 class Careless(Ring):
     """The control: writes its buffers again without waiting for their copies."""
