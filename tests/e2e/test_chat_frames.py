@@ -224,6 +224,11 @@ def test_a_quota_hit_is_told_at_its_place_and_can_be_retried(visitor: Visitor, f
     expect(page.locator(".turn.assistant")).to_have_count(1)
     expect(page.locator(".turn.assistant [data-text]")).to_have_text("Hello yourself.")
     expect(page.get_by_text(message)).to_have_count(0)
+    ask(page, "And again")
+    start = far_end.hear("start")
+    far_end.say(type="error", id=start["id"], error=error, retry_after_ms=70_540_000)
+    # A budget that ends tomorrow may be raised today.
+    expect(page.locator(".turn.assistant").last.get_by_role("button", name="Retry", exact=True)).to_be_enabled()
 
 
 def test_an_ended_session_asks_to_sign_in(visitor: Visitor, far_end: FarEnd):

@@ -9,6 +9,9 @@ const ENDINGS = {
   budget_exceeded: "cut where a budget ended",
 };
 
+// Nobody watches a longer wait run down; and a budget that is raised meanwhile ends it.
+const WAITED_FOR_S = 600;
+
 const number = (value, digits = 0) =>
   new Intl.NumberFormat(undefined, { maximumFractionDigits: digits }).format(value);
 
@@ -124,7 +127,7 @@ export class AnswerView {
   #refreshRetry() {
     const button = this.#button("retry");
     const seconds = Math.ceil((this.generation.retryAt - Date.now()) / 1000);
-    this.#waiting = seconds > 0;
+    this.#waiting = seconds > 0 && seconds <= WAITED_FOR_S;
     button.toggleAttribute("data-waits", this.#waiting);
     button.disabled = this.#waiting;
     button.textContent = this.#waiting ? `Retry in ${number(seconds)} s` : "Retry";
