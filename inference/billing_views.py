@@ -85,11 +85,13 @@ def statement(request: HttpRequest, console: Console) -> HttpResponse:
     """A month's, this one's where none is named: `?month=2026-11`."""
     today = today_of(console.tenant)
     month = _month(request, today)
+    last_year = [months_from(today, -n) for n in range(_MONTHS)]
+    began = console.tenant.created_at.astimezone(console.tenant.zone).date()
     context = {
         "console": console,
         "section": "usage",
         "statement": on_replica(statement_of, console.tenant, month),
-        "months": [months_from(today, -n) for n in range(_MONTHS)],
+        "months": [each for each in last_year if each >= began.replace(day=1)],
         "is_open": month >= today.replace(day=1),
     }
     return render(request, "inference/statement.html", context)

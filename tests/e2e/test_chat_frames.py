@@ -228,7 +228,9 @@ def test_a_quota_hit_is_told_at_its_place_and_can_be_retried(visitor: Visitor, f
     start = far_end.hear("start")
     far_end.say(type="error", id=start["id"], error=error, retry_after_ms=70_540_000)
     # A budget that ends tomorrow may be raised today.
-    expect(page.locator(".turn.assistant").last.get_by_role("button", name="Retry", exact=True)).to_be_enabled()
+    expect(
+        page.locator(".turn.assistant").last.get_by_role("button", name="Retry", exact=True)
+    ).to_be_enabled()
 
 
 def test_an_ended_session_asks_to_sign_in(visitor: Visitor, far_end: FarEnd):
