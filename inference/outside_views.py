@@ -91,6 +91,8 @@ def no_such_url(request: HttpRequest) -> HttpResponse:
         words += f" The base URL of the API is {settings.BASE_URL}/v1."
     if meant := nearest_route(request.method or "", path):
         words += f" Did you mean {meant}?"
+    else:
+        words += " GET /v1/openapi.json lists what there is."
     return render_error(request, NotFound(words, code="unknown_url"))
 
 

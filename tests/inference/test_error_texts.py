@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from django.test import RequestFactory
 
 from inference import errors
+from inference.outside_views import no_such_url
 from inference.schemas.chat import ChatCompletionRequest
 from inference.schemas.reading import read_json
 from tenants import auth
@@ -113,6 +116,12 @@ def test_numbers_agree_with_their_nouns():
 def test_whoever_is_not_let_in_hears_what_to_do(kind):
     if issubclass(kind, auth.AuthError):
         assert STEP.search(kind.message), kind
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/chat/completion", "/api/tags"])
+def test_where_no_route_is_it_is_said_where_others_are(path):
+    message = json.loads(no_such_url(RequestFactory().post(path)).content)["error"]["message"]
+    assert STEP.search(message), message
 
 
 @pytest.mark.parametrize(
