@@ -21,7 +21,10 @@ async def list_models(call: ApiCall) -> HttpResponse:
     for model in await call.runtime.models.all(tenant):
         found += [model, *(replace(model, adapter=name) for name in visible_adapters(model.card, tenant))]
     allowed = [_object(model) for model in found if call.principal.allows(*model.names)]
-    return call.respond(ModelList(allowed))
+    ids = [model.id for model in allowed]
+    return call.respond(
+        ModelList(data=allowed, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None)
+    )
 
 
 @endpoint("GET", scope=Scope.INFERENCE, answer=ModelObject, errors=(404,))
@@ -36,5 +39,10 @@ async def retrieve_model(call: ApiCall, *, model_id: str) -> HttpResponse:
 
 def _object(model: ServedModel) -> ModelObject:
     return ModelObject(
-        id=model.asked_name, created=model.first_seen_at, max_model_len=model.card.context_length
+        id=model.asked_name,
+        display_name=model.asked_name,
+        created=model.first_seen_at,
+        created_at=model.first_seen_at,
+        max_model_len=model.card.context_length,
+        max_input_tokens=model.card.context_length,
     )

@@ -157,8 +157,19 @@ class ModelObject(msgspec.Struct, kw_only=True):
     owned_by: str = "weir"
     max_model_len: int
     """As vLLM reports it: the longest prompt and answer together, in tokens."""
+    type: Literal["model"] = "model"
+    """From here on as Anthropic's SDKs read it."""
+    display_name: str
+    created_at: int
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
 
 
-class ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct, kw_only=True):
+    """All of them, which is one page for Anthropic's SDKs."""
+
     data: list[ModelObject]
     object: Literal["list"] = "list"
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None

@@ -54,6 +54,19 @@ def test_whole(claude, key, model):
     assert counted.input_tokens == answer.usage.input_tokens
 
 
+def test_models(claude, key, model):
+    client = claude(key)
+    page = client.models.list()
+    found = {each.id: each for each in page}
+    assert not page.has_more
+    assert (page.first_id, page.last_id) == (page.data[0].id, page.data[-1].id)
+    one = client.models.retrieve(model)
+    assert one == found[model]
+    assert (one.type, one.display_name, one.lifecycle) == ("model", model, "active")
+    assert one.created_at is not None
+    assert one.max_input_tokens == 8192
+
+
 def test_streamed_says_the_same(claude, key, model):
     client = claude(key)
     given: Any = {"model": model, "max_tokens": 9, "messages": HELLO, "extra_body": {"seed": 5}}
