@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
 
 from benchmarks.gpu import models
 from benchmarks.gpu.stepper import DRAWN, GREEDY, SHAPED, Sampling, Stepper, random_model
-from engine_worker.attention.interface import IMPLEMENTATION
 from engine_worker.attention.kernels import INTERPRETED
 from engine_worker.runner.gpu_sampler import Choosing, Level, Settings, choose, pack
 from engine_worker.runner.host_streams import HostStreams
@@ -33,24 +33,50 @@ def model():
     return random_model(models.configs(tiny=True)["tiny"], DEVICE, torch.float32)
 
 
-def test_generate_is_greedy_decoding(model):
-    given = models.prompts(model, 3, 7)
+WINDOW = 6
+"""Tokens: a block of four, and half of the next."""
+FAMILIES = {
+    "gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 24,
+    },
+    "llama": {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_decodes_as_transformers_do(family):
+    tiny = models.configs(tiny=True)["tiny"].to_diff_dict()
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    settings = {name: tiny[name] for name in same} | {"num_key_value_heads": 2, "initializer_range": 0.3}
+    if family != "phi3":
+        settings["head_dim"] = 16
+    config = AutoConfig.for_model(family, **settings | FAMILIES[family])
+    model = random_model(config, DEVICE, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases, which are 1 and 0 in a new model
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    given = models.prompts(model, 3, 11)  # so long that none decodes alike without its window
     # A budget below the prompts' length: chunks.
     tokens = list(models.generate(model, given, 6, budget=5, block_size=4))[1:]
     model.set_attn_implementation("eager")
-    try:
-        for row, prompt in enumerate(given):
-            output = model.generate(
-                torch.tensor([prompt], device=DEVICE),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=DEVICE),
-                max_new_tokens=6,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            assert [step[row] for step in tokens] == output[0, len(prompt) :].tolist()
-    finally:
-        model.set_attn_implementation(IMPLEMENTATION)
+    for row, prompt in enumerate(given):
+        output = model.generate(
+            torch.tensor([prompt], device=DEVICE),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=DEVICE),
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert [step[row] for step in tokens] == output[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("sampling", [DRAWN, SHAPED])
