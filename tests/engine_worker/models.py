@@ -111,6 +111,14 @@ def greedy_given(model: Any, prompt: list[int], output: list[int]) -> list[int]:
     return tokens
 
 
+@torch.inference_mode()
+def logprobs_given(model: Any, prompt: list[int], output: list[int]) -> list[float]:
+    """Log probability of each token of `output`, by the logits of one forward."""
+    scores = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :].log_softmax(-1)
+    chosen: list[float] = scores.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+    return chosen
+
+
 @cache
 def real_model_dir() -> Path:
     """The default model, converted at first use as `make run` does, into the same place."""

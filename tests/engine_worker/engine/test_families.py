@@ -13,7 +13,7 @@ from engine_worker.config import EngineConfig
 from engine_worker.engine.build import build
 from engine_worker.runner.families import SUPPORTED
 from tests.engine_worker.driving import Driver, request, run_tokens
-from tests.engine_worker.models import greedy, make_tiny_model, reference, weighted
+from tests.engine_worker.models import greedy, logprobs_given, make_tiny_model, reference, weighted
 
 _RANDOM = random.Random(11)
 PROMPTS = [[_RANDOM.randrange(256) for _ in range(n)] for n in (1, 3, 7, 8, 9, 16, 23, 40)]
@@ -22,15 +22,17 @@ WINDOW = 8
 """Tokens: two blocks; most prompts are longer, and the others grow past it."""
 
 _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [4.0] * 4}
+_VARIED = {"tie_word_embeddings": False}
+"""Of Gemma, whose embeddings are large: tied, a tiny model only repeats the prompt's last token."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "gemma2",
-        {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
+        _VARIED | {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
     ),
     "gemma2-capped-logits": ("gemma2", {"sliding_window": WINDOW, "final_logit_softcapping": 1.5}),
     "gemma3_text": (
         "gemma3_text",
-        {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+        _VARIED | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -93,7 +95,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "capped-scores-window-ends-in-a-block": (
         "gemma2",
-        {
+        _VARIED
+        | {
             "sliding_window": 7,
             "num_key_value_heads": 1,
             "attn_logit_softcapping": 2.0,
@@ -102,7 +105,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "capped-logits": (
         "gemma3_text",
-        {
+        _VARIED
+        | {
             "sliding_window": 9,
             "layer_types": ["sliding_attention", "full_attention"],
             "head_dim": 32,
@@ -175,8 +179,11 @@ def test_other_shapes(name, tmp_path):
     family, changes = SHAPES[name]
     model_dir = weighted(make_tiny_model(tmp_path, family, **changes))
     model = reference(model_dir)
-    requests = [REQUESTS[index] for index in (0, 4, 7)]
-    expected = [greedy(model, list(item.prompt_token_ids), NEW) for item in requests]
+    prompts = [PROMPTS[index] for index in (0, 4, 7)]
+    requests = [request(str(number), prompt, NEW, logprobs=0) for number, prompt in enumerate(prompts)]
+    expected = [greedy(model, prompt, NEW) for prompt in prompts]
+    assert min(len(set(tokens)) for tokens in expected) > NEW // 4, "what repeats itself proves little"
+    likely = [logprobs_given(model, prompt, output) for prompt, output in zip(prompts, expected, strict=True)]
     again = [replace(item, request_id=f"again-{item.request_id}") for item in requests]
     for kernels, block_size in product(("torch", "compiled"), (4, 32)):
         built = build(
@@ -192,8 +199,14 @@ def test_other_shapes(name, tmp_path):
             )
         )
         # The second time the prefix cache holds them.
-        made = [run_tokens(built, *requests), run_tokens(built, *again)]
-        assert made == [expected, expected], (kernels, block_size)
+        for items in (requests, again):
+            results = Driver(built).run(items)
+            made = [results[item.request_id] for item in items]
+            assert [result.token_ids for result in made] == expected, (kernels, block_size)
+            # Capped logits have the order of those that are not: the tokens alone would not tell.
+            for result, right in zip(made, likely, strict=True):
+                told = [entry.chosen.logprob for piece in result.pieces for entry in piece.logprobs or ()]
+                assert told == pytest.approx(right, abs=2e-3), (kernels, block_size)
 
 
 def test_the_cases_can_tell_a_window_from_none(tmp_path):
