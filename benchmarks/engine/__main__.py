@@ -9,14 +9,14 @@ tokens. Each engine is a process of its own; they take turns within a round, so 
 machine does hits all of them. Where memory doesn't hold all of them: `--one-at-a-time`.
 
 The last line is JSON: `ratios` is ours in the default precision over each peer, in output tokens per
-second, by how many requests are at once.
+second, by how many requests are at once; `ratios_fp32` and the like are the same of each other precision of ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,20 +56,28 @@ def compare(name: str, field: Field, rounds: int) -> dict[str, Any]:
             same = sum(a == b for a, b in zip(exact[0].outputs, runs[engine][0].outputs, strict=True))
             summary["requests_as_exact"] = same
         _print_row(engine, summary, runs[engine])
-    ours = (
-        summaries[f"ours-{_DEFAULT_PRECISION}"]["tokens_per_s"]
-        if f"ours-{_DEFAULT_PRECISION}" in summaries
-        else 0
-    )
+    speeds = {engine: summary["tokens_per_s"] for engine, summary in summaries.items()}
+    peers = {engine: speed for engine, speed in speeds.items() if not engine.startswith("ours")}
     return {
         "at_once": len(chats),
         "engines": summaries,
-        "ratios": {
-            engine: round(ours / summary["tokens_per_s"], 2)
-            for engine, summary in summaries.items()
-            if not engine.startswith("ours")
+        **{
+            _ratios_key(precision): {peer: round(ours / speed, 2) for peer, speed in peers.items()}
+            for precision in _OURS
+            if (ours := speeds.get(f"ours-{precision}"))
         },
     }
+
+
+def _ratios_key(precision: str) -> str:
+    return "ratios" if precision == _DEFAULT_PRECISION else f"ratios_{precision}"
+
+
+def _by_count(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each precision that ran: ratios by how many requests are at once."""
+    counts = {name: str(result["at_once"]) for name, result in results.items() if name != "mixed"}
+    keys = [key for key in map(_ratios_key, _OURS) if all(key in result for result in results.values())]
+    return {key: {count: results[name][key] for name, count in counts.items()} for key in keys}
 
 
 def _print_row(engine: str, summary: dict[str, float], runs: Sequence[Run]) -> None:
@@ -134,10 +142,7 @@ def main() -> None:
         results = {name: compare(name, field, args.rounds) for name in args.workloads}
     finally:
         field.stop()
-    by_count = {
-        str(result["at_once"]): result["ratios"] for name, result in results.items() if name != "mixed"
-    }
-    print(json.dumps({"ratios": by_count, "precision": _DEFAULT_PRECISION, "workloads": results}))
+    print(json.dumps({**_by_count(results), "precision": _DEFAULT_PRECISION, "workloads": results}))
 
 
 if __name__ == "__main__":

@@ -68,12 +68,15 @@ class Contestant:
 
     def stop(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # what its process has not read any more
             self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
 
 
 def main() -> None:

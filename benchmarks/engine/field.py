@@ -70,7 +70,8 @@ class Field:
             raise error
         print(f"left out: {name}: {error}", flush=True)
         del self._starts[name]
-        self._waiting.pop(name, None)
+        if (ended := self._waiting.pop(name, None)) is not None:
+            ended.stop()
 
 
 def _warm_up(contestant: Contestant) -> None:
