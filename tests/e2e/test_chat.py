@@ -120,7 +120,7 @@ def test_a_hit_limit_says_which_and_when(visitor: Visitor, site: Site, cast: Cas
     page.get_by_label("Your message").fill("Two")
     page.keyboard.press("Enter")
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text(re.compile(r"1 requests per minute.*fits in \d"))
+    expect(alert).to_contain_text(re.compile(r"1 request per minute.*fits in \d"))
     expect(page.get_by_role("button", name="Retry in")).to_be_disabled()
     visitor.shoot("chat-limit-live")
 
