@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
@@ -30,23 +30,40 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def serve(engine: Engine, *, model: str, host: str, port: int) -> WSGIServer:
-    """Answers /metrics from a thread until it is shut down. Raises OSError when the port is taken."""
+def serve(engines: Callable[[], Mapping[str, Engine]], *, host: str, port: int) -> WSGIServer:
+    """Answers /metrics from a thread until it is shut down. Raises OSError when the port is taken.
+
+    `engines`: those that run, by the name of their model.
+    """
     registry = CollectorRegistry()
-    registry.register(EngineCollector(engine, model))
+    registry.register(ProcessCollector(engines))
     server, _ = start_http_server(port, host, registry)
     return server
 
 
-class EngineCollector(Collector):
-    """Reads at each scrape what the engine has counted anyway. One label, `model`, and a few bounded ones."""
+class ProcessCollector(Collector):
+    """Reads at each scrape what each engine has counted anyway: of a name one family, with samples of every model."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
-        self._engine = engine
+    def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for model, engine in self._engines().items():
+            for family in _EngineFamilies(model).of(engine):
+                if (first := families.setdefault(family.name, family)) is not family:
+                    first.samples += family.samples
+        return families.values()
+
+
+class _EngineFamilies:
+    """One label, `model`, and a few bounded ones."""
+
+    def __init__(self, model: str) -> None:
         self._model = model
 
-    def collect(self) -> Iterator[Metric]:
-        stats, meter = self._engine.stats(), self._engine.meter
+    def of(self, engine: Engine) -> Iterator[Metric]:
+        stats, meter = engine.stats(), engine.meter
         yield self._counter("requests", "Requests that ended, by reason.", "reason", meter.finished)
         yield self._counter("errors", "Requests that failed, by code.", "code", meter.errors)
         yield self._counter(

@@ -61,15 +61,13 @@ def run_worker(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
 
 def run_models(make: Make, source: str, config: WorkerConfig) -> int:
     """The same for several models, of which the first is `config.model`. Raises Refused when it can't be loaded."""
-    if config.metrics_port:
-        raise ValueError(
-            "a worker with max_models above 1 has no metrics port: its models' numbers would mix"
-        )
     if config.tracing:
         set_up("weir-engine-worker")
 
     async def run() -> int:
         served = ServedModels(make, config, most=config.max_models)
+        if config.metrics_port:
+            metrics.serve(served.engines, host=config.metrics_host, port=config.metrics_port)
 
         stop = _Stop(served)
 
@@ -135,7 +133,7 @@ async def _run(engine: Engine, describe: Callable[[], tuple[ModelCard, bytes]], 
         async with announced(broker, every_s=config.heartbeat_s):
             await engine.start()
         if config.metrics_port:
-            metrics.serve(engine, model=config.model, host=config.metrics_host, port=config.metrics_port)
+            metrics.serve(lambda: {config.model: engine}, host=config.metrics_host, port=config.metrics_port)
         worker = Worker(engine, broker, *describe(), config)
         _on_signals(_Stop(worker))
         code = await worker.run()

@@ -320,6 +320,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """P50, P90, P99 of the last thousand requests in the engine; None before the first."""
     itl_ms: tuple[float, float, float] | None = None
     """The same of the last thousand times between two tokens; several that came at once share their wait."""
+    queue_ms: tuple[float, float, float] | None = None
+    """And of the last thousand requests: in the engine before their first step, from there to the first token, and
+    from that to the last."""
+    prefill_ms: tuple[float, float, float] | None = None
+    decode_ms: tuple[float, float, float] | None = None
     host: str = ""
     pid: int = 0
     v: int = msgspec.field(default_factory=this_version)

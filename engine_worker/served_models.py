@@ -53,6 +53,7 @@ _ENGINE_STOP_S: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class _Served:
     source: str
+    engine: Engine
     worker: Worker
     running: asyncio.Task[int]
 
@@ -78,6 +79,10 @@ class ServedModels:
     @property
     def names(self) -> list[str]:
         return sorted(self._served)
+
+    def engines(self) -> dict[str, Engine]:
+        """By model. May be asked by any thread."""
+        return {name: served.engine for name, served in self._served.copy().items()}
 
     async def load(self, name: str, source: str, *, as_others: bool = False) -> None:
         """Returns when gateways know the model; at once where it is served already, from there. Raises Refused.
@@ -127,7 +132,7 @@ class ServedModels:
         await self._withdrawals.forgive(name)
         worker = Worker(engine, broker, card, tokenizer, config)
         running = asyncio.create_task(self._run(name, worker, engine, broker), name=f"serve-{name}")
-        self._served[name] = _Served(source, worker, running)
+        self._served[name] = _Served(source, engine, worker, running)
         if self._stopping:
             worker.stop(for_good=self._goes_for_good)
         registered = asyncio.create_task(worker.registered.wait(), name=f"register-{name}")

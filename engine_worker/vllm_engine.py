@@ -127,7 +127,7 @@ class VLLMEngine:
                 await self._wake.wait()
 
     def stats(self) -> EngineStats:
-        running = sum(sequence.started_at is not None for sequence in self._live.values())
+        running = sum(sequence.started_at is not None for sequence in list(self._live.values()))
         return EngineStats(
             steps=self._steps,
             running=running,

@@ -49,6 +49,9 @@ def status_of(
         peak_memory_bytes=peak_memory_bytes(),
         ttft_ms=_quantiles_ms(meter.time_to_first_token),
         itl_ms=_quantiles_ms(meter.inter_token),
+        queue_ms=_quantiles_ms(meter.queue),
+        prefill_ms=_quantiles_ms(meter.prefill),
+        decode_ms=_quantiles_ms(meter.decode),
         host=socket.gethostname(),
         pid=os.getpid(),
     )

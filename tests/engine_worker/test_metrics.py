@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,8 +15,11 @@ from engine_worker.engine.errors import InvalidRequest
 from engine_worker.engine.measurements import PHASES, Distribution
 from engine_worker.engine.meter import Meter
 from engine_worker.protocol import SamplingParams
+from engine_worker.worker_config import WorkerConfig
+from engine_worker.worker_status import status_of
 from tests.engine_worker.engine.test_scheduler import compute, make, sequence
 from tests.engine_worker.models import make_tiny_model
+from tests.engine_worker.scripted_engine import ScriptedEngine
 
 
 def test_a_distribution_counts_by_upper_bound():
@@ -91,7 +95,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
 
 
 async def test_prometheus_gets_what_happened(engine):
-    server = metrics.serve(engine, model="tiny", host="127.0.0.1", port=0)
+    server = metrics.serve(lambda: {"tiny": engine}, host="127.0.0.1", port=0)
     try:
         for prompt in ([1] * 9, [1] * 9, [2, 3]):
             sampling = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -121,6 +125,31 @@ async def test_prometheus_gets_what_happened(engine):
     assert spent.pop("transfer") == 0  # nobody was swapped out
     assert all(seconds > 0 for seconds in spent.values())
     assert sum(spent.values()) <= found[name + "step_seconds_sum", ""] * 1.5
+
+
+def test_several_models_of_one_process_share_families():
+    stats = ScriptedEngine().stats()
+    engines = {name: SimpleNamespace(stats=lambda: stats, meter=Meter()) for name in ("a", "b")}
+    engines["a"].meter.finished["stop"] = 3
+    engines["b"].meter.finished["stop"] = 4
+    families = list(metrics.ProcessCollector(lambda: engines).collect())
+    names = [family.name for family in families]
+    assert len(names) == len(set(names)), "Prometheus takes a family once"
+    by_model = {family.name: [sample.labels["model"] for sample in family.samples] for family in families}
+    assert all({"a", "b"} == set(models) for name, models in by_model.items() if models)
+    (requests,) = [family for family in families if family.name == "weir_engine_requests"]
+    assert [(s.labels["model"], s.value) for s in requests.samples] == [("a", 3.0), ("b", 4.0)]
+
+
+async def test_the_status_tells_quantiles_of_each_part(engine):
+    sampling = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    _ = [output async for output in engine.generate("r", [1] * 9, sampling)]
+    config = WorkerConfig(model="tiny", redis_url="redis://unused")
+    told = status_of(engine, config, "tiny", started_at_ms=1, draining=False)
+    for quantiles in (told.queue_ms, told.prefill_ms, told.decode_ms, told.ttft_ms, told.itl_ms):
+        assert len(quantiles) == 3
+    assert told.ttft_ms[0] == pytest.approx(told.queue_ms[0] + told.prefill_ms[0])
+    assert told.decode_ms[0] > 0
 
 
 async def test_errors_are_counted_by_code(engine):

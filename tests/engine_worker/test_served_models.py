@@ -74,6 +74,7 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
         command = [config.worker_id, "load", f"{second}={sources[second]}", "--wait-s", "300"]
         assert await asyncio.to_thread(control.main, command, {"REDIS_URL": redis_url}) == 0
         assert served.names == [first, second]
+        assert served.engines() == {name: engines[name] for name in (first, second)}
         assert {first, second} <= {card.model for card in await gateway.model_cards()}
         assert (await ask("load", third, sources[third])).code == Refusal.FULL
         again = await ask("load", second, sources[second])
