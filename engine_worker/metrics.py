@@ -64,6 +64,8 @@ class _EngineFamilies:
 
     def of(self, engine: Engine) -> Iterator[Metric]:
         stats, meter = engine.stats(), engine.meter
+        padding = meter.padding_tokens
+        launched, wasted = meter.scheduled_tokens + padding, meter.wasted_tokens + padding
         yield self._counter("requests", "Requests that ended, by reason.", "reason", meter.finished)
         yield self._counter("errors", "Requests that failed, by code.", "code", meter.errors)
         yield self._counter(
@@ -79,8 +81,9 @@ class _EngineFamilies:
         yield self._counter("phase_seconds", "Time of the engine's loop.", "phase", meter.phase_s)
         for name, text, value in (
             ("steps", "Steps that computed something.", stats.steps),
-            ("scheduled_tokens", "Tokens computed, recomputation included.", meter.scheduled_tokens),
-            ("wasted_tokens", "Computed tokens that nothing came of.", meter.wasted_tokens),
+            ("scheduled_tokens", "Tokens computed, recomputation and padding included.", launched),
+            ("wasted_tokens", "Computed tokens that nothing came of, padding included.", wasted),
+            ("padding_tokens", "Those of them that only filled a graph or a batch up.", padding),
             ("drafted_tokens", "Tokens that speculation guessed.", stats.drafted_tokens),
             ("accepted_tokens", "Guessed tokens that were right.", stats.accepted_tokens),
             ("swapped_blocks", "KV blocks copied to host memory.", stats.swapped_blocks),

@@ -15,7 +15,7 @@ import torch
 
 from engine_worker.config import EngineConfig
 from engine_worker.engine.errors import DuplicateRequest, EngineDead, InvalidRequest
-from engine_worker.engine.measurements import Measurements
+from engine_worker.engine.meter import Meter
 from engine_worker.engine.types import EngineRequest, EngineStats, RequestOutput, StepOutputs
 from engine_worker.protocol import EngineError, Finish, FinishReason
 from engine_worker.runner.encoder import Encoder
@@ -27,10 +27,14 @@ log = structlog.get_logger(__name__)
 class _Waiting:
     request: EngineRequest
     number: int
+    """Never used twice, unlike the request's own id."""
+    arrived_at: float
     texts: list[Rows[int]]
     todo: list[int]
     """Texts without a vector, by index, longest first: neighbours in a batch are then about as long."""
     vectors: dict[int, bytes] = field(default_factory=dict)
+    started_at: float | None = None
+    """By the monotonic clock, as `arrived_at`: of its first batch."""
     error: EngineError | None = None
     ended: str | None = None
     """Why it ends without a vector."""
@@ -47,12 +51,15 @@ class EmbeddingEngine:
         self._config = config
         self._clock = clock
         self._encoder: Encoder | None = None
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        """By number."""
+        self._live: dict[str, int] = {}
+        """Request id to number, of those not aborted."""
         self._wake = asyncio.Event()
         self._stopped = False
         self._steps = self._added = self._tokens = self._batch_tokens = self._running = 0
         self._step_s = 0.0
-        self._meter = Measurements(config.max_num_seqs)
+        self._meter = Meter(config.max_num_seqs)
 
     async def start(self) -> None:
         """Raises UnsupportedModel."""
@@ -61,6 +68,8 @@ class EmbeddingEngine:
 
     async def stop(self) -> None:
         self._stopped = True
+        for request_id in list(self._live):
+            self.abort(request_id)
         self._wake.set()
 
     @property
@@ -71,7 +80,7 @@ class EmbeddingEngine:
 
     def add(self, request: EngineRequest) -> None:
         encoder, ids = self.encoder, request.prompt_token_ids
-        if request.request_id in self._waiting:
+        if request.request_id in self._live:
             raise DuplicateRequest(f"request id {request.request_id!r} is in use")
         if not ids:
             raise InvalidRequest("the input is empty: at least one token is needed")
@@ -83,39 +92,58 @@ class EmbeddingEngine:
             raise InvalidRequest(f"this model's token ids go from 0 to {encoder.vocab_size - 1}")
         self._added += 1
         todo = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        self._waiting[request.request_id] = _Waiting(request, self._added, texts, todo)
+        self._live[request.request_id] = self._added
+        self._waiting[self._added] = _Waiting(request, self._added, time.perf_counter(), texts, todo)
         self._wake.set()
 
     def abort(self, request_id: str, reason: str = FinishReason.CANCELLED) -> None:
-        if (waiting := self._waiting.get(request_id)) is not None:
+        # As in the other engines the id is free at once.
+        if (number := self._live.pop(request_id, None)) is not None:
+            waiting = self._waiting[number]
             waiting.ended = waiting.ended or reason
             self._wake.set()
 
     async def steps(self) -> AsyncIterator[StepOutputs]:
-        while not self._stopped:
+        while self._waiting or not self._stopped:
             if not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             outputs = self._ended()
-            batch = self._next_batch()
+            with self._meter.phase("schedule"):
+                batch = self._next_batch()
             if batch:
-                began = time.perf_counter()
-                items = list({id(item): item for item, _ in batch}.values())
-                self._running = len(items)
-                await asyncio.to_thread(self._compute, batch)
-                self._running = 0
-                self._step_s = time.perf_counter() - began
-                self._meter.step.add(self._step_s)
-                self._steps += 1
-                for item in items:
-                    if item.error is not None or not item.todo:
-                        del self._waiting[item.request.request_id]
-                        outputs.append(_output(item, FinishReason.ERROR if item.error else FinishReason.STOP))
+                outputs += await self._step(batch)
             for output in outputs:
                 assert output.finish is not None
-                self._meter.finished[output.finish.reason] += 1
+                self._meter.count_end(output.finish)
             yield StepOutputs(outputs, self.stats())
+
+    async def _step(self, batch: Rows[_Text]) -> list[RequestOutput]:
+        """Computes the batch; who has its last vector, or none to come."""
+        began = time.perf_counter()
+        items = list({item.number: item for item, _ in batch}.values())
+        for item in items:
+            if item.started_at is None:
+                item.started_at = began
+                self._meter.queue.add(began - item.arrived_at)
+        self._running = len(items)
+        with self._meter.phase("compute"):
+            await asyncio.to_thread(self._compute, batch)
+        self._running = 0
+        now = time.perf_counter()
+        self._step_s = now - began
+        self._meter.step.add(self._step_s)
+        self._meter.sequence_steps += len(items)
+        self._steps += 1
+        done = [item for item in items if item.error is not None or not item.todo]
+        for item in done:
+            self._forget(item)
+            if item.error is None:
+                assert item.started_at is not None
+                self._meter.time_to_first_token.add(now - item.arrived_at)
+                self._meter.prefill.add(now - item.started_at)
+        return [_output(item, FinishReason.ERROR if item.error else FinishReason.STOP) for item in done]
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -131,7 +159,7 @@ class EmbeddingEngine:
         )
 
     @property
-    def meter(self) -> Measurements:
+    def meter(self) -> Meter:
         return self._meter
 
     def room(self) -> int:
@@ -145,8 +173,13 @@ class EmbeddingEngine:
                 item.ended = item.ended or FinishReason.DEADLINE
         gone = [item for item in self._waiting.values() if item.ended is not None]
         for item in gone:
-            del self._waiting[item.request.request_id]
+            self._forget(item)
         return [_output(item, item.ended or FinishReason.CANCELLED) for item in gone]
+
+    def _forget(self, item: _Waiting) -> None:
+        del self._waiting[item.number]
+        if self._live.get(item.request.request_id) == item.number:
+            del self._live[item.request.request_id]
 
     def _next_batch(self) -> list[_Text]:
         """The best in order, and what fits beside it: padded tokens count, for they are computed."""
@@ -166,12 +199,16 @@ class EmbeddingEngine:
         """In a thread. A text that breaks the batch fails alone, and its request with it."""
         texts = [item.texts[index] for item, index in batch]
         self._batch_tokens = sum(map(len, texts))
+        padding = max(map(len, texts)) * len(texts) - self._batch_tokens
+        self._meter.scheduled_tokens += self._batch_tokens
+        self._meter.padding_tokens += padding
         try:
             vectors = self.encoder.encode(texts)
         except torch.AcceleratorError as error:
             raise EngineDead(f"the device failed: {error}") from error
         except Exception:
             log.exception("embedding.batch_failed", texts=len(batch))
+            self._meter.wasted_tokens += self._batch_tokens
             if len(batch) == 1:
                 batch[0][0].error = EngineError("engine_error", "the model failed on this text")
                 return

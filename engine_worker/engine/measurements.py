@@ -62,6 +62,8 @@ class Measurements:
         self.scheduled_tokens = 0
         self.wasted_tokens = 0
         """Those of them that nothing came of: wrong guesses, and sequences that had ended meanwhile."""
+        self.padding_tokens = 0
+        """Computed besides the scheduled ones, to fill up a graph or a batch of texts. By the device's thread."""
         self.output_tokens = 0
         self.sequence_steps = 0
         """Sequences of each step, summed: over steps times `max_num_seqs` it is how full batches were."""

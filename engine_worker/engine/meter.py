@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from engine_worker.engine.measurements import Measurements
 from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.sequence import Sequence
+from engine_worker.protocol import Finish
 
 
 class Meter(Measurements):
@@ -74,8 +75,11 @@ class Meter(Measurements):
 
     def ended(self, sequence: Sequence) -> None:
         assert sequence.finish is not None
-        self.finished[sequence.finish.reason] += 1
-        if sequence.finish.error is not None:
-            self.errors[sequence.finish.error.code] += 1
+        self.count_end(sequence.finish)
         if sequence.first_token_at is not None and sequence.token_at is not None:
             self.decode.add(sequence.token_at - sequence.first_token_at)
+
+    def count_end(self, finish: Finish) -> None:
+        self.finished[finish.reason] += 1
+        if finish.error is not None:
+            self.errors[finish.error.code] += 1

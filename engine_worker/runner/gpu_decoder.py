@@ -75,6 +75,8 @@ class GpuDecoder:
         # Four dimensions: transformers takes it for a mask that is made already, and makes none itself. Making
         # one asks the device whether several sequences are packed, and waits for its answer.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self._device)
+        self.padding_tokens = 0
+        """Rows so far that filled graphs up."""
         self._graphs: dict[int, Callable[[], None]] = {}
         self._choice_graphs: dict[tuple[int, Level], Callable[[], None]] = {}
 
@@ -187,6 +189,7 @@ class GpuDecoder:
         packed = pack_decode(token_ids, positions, segments, sources, rows, self._blocks, block_size)
         self._ring.upload(packed, self._numbers)
         self._streams.run(graph)
+        self.padding_tokens += rows - len(segments)
 
     def _packed(
         self,

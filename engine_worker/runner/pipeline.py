@@ -63,9 +63,11 @@ class Pipeline(Executor):
         if any(item.draft or item.sequence.is_scoring for item in plan):
             _land(before)
             results = super().run(plan)
+            self._meter.padding_tokens = self._decoder.padding_tokens
             return lambda: results
         with self._meter.phase("compute"):
             self._last = launched = self._launch(plan, before)
+        self._meter.padding_tokens = self._decoder.padding_tokens
         return launched.results
 
     def _launch(self, plan: Rows[Scheduled], before: _Launched | None) -> _Launched:

@@ -41,7 +41,67 @@ async def follow(engine: Engine, names: list[str]) -> dict[str, Collected]:
     raise AssertionError("the steps ended before the requests did")
 
 
-class EngineContract:
+async def stop_and_see_all_end(engine: Engine) -> None:
+    engine.add(request("a", PROMPT, 200))
+    await engine.stop()
+    async with asyncio.timeout(WAIT_S):
+        reasons = [o.finish.reason async for step in engine.steps() for o in step.outputs if o.finish]
+    assert reasons == ["cancelled"]
+    assert engine.room() == 0
+    with pytest.raises(EngineDead):
+        engine.add(request("late", PROMPT))
+    await engine.stop()
+
+
+class LifeContract:
+    """Of every engine, whatever it makes."""
+
+    END = FinishReason.LENGTH
+    """How a request ends that has all it asked for."""
+
+    async def test_what_is_cancelled_or_late_ends(self, engine: Engine):
+        for name in ("cancelled", "other"):
+            engine.add(request(name, PROMPT, 200))
+        engine.add(request("late", PROMPT, 200, deadline_ms=1))
+        engine.abort("cancelled")
+        engine.abort("never seen")
+        engine.abort("other", FinishReason.DEADLINE)
+        found = await follow(engine, ["cancelled", "other", "late"])
+        reasons = {name: each.finish.reason for name, each in found.items()}
+        assert reasons == {"cancelled": "cancelled", "other": "deadline", "late": "deadline"}
+        assert found["late"].token_ids == []
+
+    async def test_an_id_is_free_once_aborted_and_not_before(self, engine: Engine):
+        """FAULTS 22, 23."""
+        engine.add(request("a", PROMPT, 200))
+        with pytest.raises(DuplicateRequest):
+            engine.add(request("a", PROMPT, 3))
+        engine.abort("a")
+        engine.add(request("a", PROMPT, 6))
+        reasons = []
+        async with asyncio.timeout(WAIT_S):
+            async for step in engine.steps():
+                reasons += [output.finish.reason for output in step.outputs if output.finish]
+                if len(reasons) == 2:
+                    break
+        assert reasons == ["cancelled", self.END]
+
+    @pytest.mark.parametrize("prompt", [[], [1] * 5000, [999]])
+    async def test_bad_prompts_are_refused_at_once(self, engine: Engine, prompt: list[int]):
+        with pytest.raises(InvalidRequest):
+            engine.add(request("x", prompt, 3))
+        assert (await run(engine, request("x", PROMPT, 3)))["x"].finish.reason == self.END
+
+    async def test_room_counts_what_is_there(self, engine: Engine):
+        free = engine.room()
+        assert free > 0
+        engine.add(request("a", PROMPT, 200))
+        assert engine.room() == free - 1
+
+
+class EngineContract(LifeContract):
+    """Of engines that make tokens."""
+
     async def test_many_at_once_give_each_what_it_gives_alone(self, engine: Engine, tiny_reference: Any):
         asked = [request(f"r{i}", [i + 1, 2, 3], 12) for i in range(6)]
         made, ended = engine.meter.output_tokens, engine.meter.finished["length"]
@@ -99,58 +159,11 @@ class EngineContract:
         done = (await run(engine, request("c", PROMPT, 16, resumed_token_ids=whole.token_ids)))["c"]
         assert (done.token_ids, done.finish.reason) == ([], FinishReason.LENGTH)
 
-    async def test_what_is_cancelled_or_late_ends(self, engine: Engine):
-        for name in ("cancelled", "other"):
-            engine.add(request(name, PROMPT, 200))
-        engine.add(request("late", PROMPT, 200, deadline_ms=1))
-        engine.abort("cancelled")
-        engine.abort("never seen")
-        engine.abort("other", FinishReason.DEADLINE)
-        found = await follow(engine, ["cancelled", "other", "late"])
-        reasons = {name: each.finish.reason for name, each in found.items()}
-        assert reasons == {"cancelled": "cancelled", "other": "deadline", "late": "deadline"}
-        assert found["late"].token_ids == []
-
-    async def test_an_id_is_free_once_aborted_and_not_before(self, engine: Engine):
-        """FAULTS 22, 23."""
-        engine.add(request("a", PROMPT, 200))
-        with pytest.raises(DuplicateRequest):
-            engine.add(request("a", PROMPT, 3))
-        engine.abort("a")
-        engine.add(request("a", PROMPT, 6))
-        reasons = []
-        async with asyncio.timeout(WAIT_S):
-            async for step in engine.steps():
-                reasons += [output.finish.reason for output in step.outputs if output.finish]
-                if len(reasons) == 2:
-                    break
-        assert reasons == ["cancelled", "length"]
-
     async def test_bad_requests_are_refused_at_once(self, engine: Engine):
-        for prompt, changes in (
-            ([], {}),
-            ([1] * 5000, {}),
-            ([999], {}),
-            (PROMPT, {"top_p": 0.0}),
-            (PROMPT, {"adapter": "none"}),
-        ):
+        for changes in ({"top_p": 0.0}, {"adapter": "none"}):
             with pytest.raises(InvalidRequest):
-                engine.add(request("x", prompt, 3, **changes))
+                engine.add(request("x", PROMPT, 3, **changes))
         assert (await run(engine, request("x", PROMPT, 3)))["x"].finish.completion_tokens == 3
 
-    async def test_room_counts_what_is_there(self, engine: Engine):
-        free = engine.room()
-        assert free > 0
-        engine.add(request("a", PROMPT, 200))
-        assert engine.room() == free - 1
-
     async def test_stop_ends_everything(self, engine: Engine):
-        engine.add(request("a", PROMPT, 200))
-        await engine.stop()
-        async with asyncio.timeout(WAIT_S):
-            reasons = [o.finish.reason async for step in engine.steps() for o in step.outputs if o.finish]
-        assert reasons == ["cancelled"]
-        assert engine.room() == 0
-        with pytest.raises(EngineDead):
-            engine.add(request("late", PROMPT))
-        await engine.stop()
+        await stop_and_see_all_end(engine)

@@ -16,8 +16,9 @@ from engine_worker.engine.errors import InvalidRequest, UnsupportedModel
 from engine_worker.engine.types import EngineRequest
 from engine_worker.model_store import EMBEDDING_MODEL, ModelStoreError, ensure_model
 from engine_worker.outbox import Outbox
-from engine_worker.protocol import Chunk, SamplingParams, decode, encode
+from engine_worker.protocol import Chunk, FinishReason, SamplingParams, decode, encode
 from engine_worker.runner.encoder import Encoder
+from tests.engine_worker.contract import LifeContract, stop_and_see_all_end
 from tests.engine_worker.models import alone, make_tiny_encoder
 
 TEXTS = [[1, 2, 3], [7] * 20, [5], list(range(40, 70)), [9, 8]]
@@ -50,6 +51,13 @@ async def engine(model_dir):
     await engine.start()
     yield engine
     await engine.stop()
+
+
+class TestLife(LifeContract):
+    END = FinishReason.STOP
+
+    async def test_stop_ends_everything(self, engine):
+        await stop_and_see_all_end(engine)
 
 
 async def test_batches_by_token_budget_equal_each_text_alone(engine, model_dir):
@@ -99,6 +107,23 @@ async def test_a_text_that_breaks_the_batch_fails_alone(engine):
     assert {name: output.finish.reason for name, output in found.items()} == {
         "a": "stop", "bad": "error", "b": "stop",
     }  # fmt: skip
+    meter = engine.meter
+    assert (meter.errors, meter.finished) == ({"engine_error": 1}, {"stop": 2, "error": 1})
+    assert (meter.scheduled_tokens, meter.wasted_tokens) == (6, 4), "the batch, then each text alone"
+
+
+async def test_what_batches_took_is_measured(engine):
+    for i, text in enumerate(TEXTS):
+        engine.add(ask(str(i), text))
+    await collect(engine, len(TEXTS))
+    meter, tokens = engine.meter, sum(map(len, TEXTS))
+    counts = (meter.time_to_first_token, meter.queue, meter.prefill)
+    assert [sum(each.counts) for each in counts] == [len(TEXTS)] * 3
+    assert meter.time_to_first_token.sum == pytest.approx(meter.queue.sum + meter.prefill.sum)
+    assert (meter.scheduled_tokens, meter.wasted_tokens, meter.sequence_steps) == (tokens, 0, len(TEXTS))
+    assert meter.padding_tokens == 3 * 20 + 2 * 30 - tokens
+    assert meter.phase_s["compute"] > 0
+    assert meter.phase_s["schedule"] > 0
 
 
 async def test_texts_of_one_request_come_back_in_its_order(engine, model_dir):

@@ -271,6 +271,16 @@ def test_fault_25_26_28_any_history_gives_the_tokens_of_the_reference(tiny, data
 
 @on_cpu
 @pytest.mark.usefixtures("plain_writes")
+def test_rows_that_fill_a_graph_up_are_counted(tiny):
+    built, decoder = twin(replace(tiny, overlap=False, prefix_cache=False))
+    run_tokens(built, *(request(str(i), [i + 1] * 3, 5) for i in range(3)))
+    assert 3 not in decoder._sizes
+    assert built.core.meter.padding_tokens == 4, "one row in each of four steps"
+    assert built.core.meter.scheduled_tokens == 3 * (3 + 4)
+
+
+@on_cpu
+@pytest.mark.usefixtures("plain_writes")
 def test_a_step_is_launched_before_anybody_knows_the_tokens_of_the_one_before(tiny):
     built, decoder = twin(replace(tiny, overlap=True))
     built.core.device = Unthreaded(built.core.device.executor)
