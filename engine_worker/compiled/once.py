@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 _PATIENCE_S: Final = 600.0
 """Compiling takes a minute or two on one core."""
 _LOOK_EVERY_S: Final = 0.1
+_SOURCES: Final = Path(__file__).parent
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def compiling(directory: Path | None = None, *, patience_s: float = _PATIENCE_S)
     better than never.
     """
     directory = directory or Path(numba.config.CACHE_DIR)
-    is_done = directory / f"compiled-{_processor()}"
+    is_done = directory / f"compiled-{_named()}"
     lock: IO[str] | None = None
     stage: AbstractContextManager[None] = compiling_kernels()
     try:
@@ -73,8 +74,12 @@ def _take(lock: IO[str], patience_s: float) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _processor() -> str:
-    """As numba tells machines apart: a cache may be on a disk that several share."""
+def _named() -> str:
+    """As numba finds what it has: by processor, for a cache may be on a disk that several share, and by where a
+    source lies, its time and its size. Another checkout of the same sources compiles for itself."""
     features = llvmlite.binding.get_host_cpu_features().flatten()
-    name = f"{llvmlite.binding.get_host_cpu_name()}{features}"
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{llvmlite.binding.get_host_cpu_name()}{features}".encode())
+    for source in sorted(_SOURCES.glob("*.py")):
+        stat = source.stat()
+        name.update(f"{source.absolute()} {stat.st_mtime_ns} {stat.st_size}\n".encode())
+    return name.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import structlog
 pytest.importorskip("numba")
 
 from engine_worker import starting
+from engine_worker.compiled import once
 from engine_worker.compiled.once import compiling
 from tests.e2e.site import ROOT
 
@@ -55,6 +57,28 @@ def test_one_of_many_compiles(tmp_path: Path):
     with structlog.testing.capture_logs() as told, compiling(tmp_path):
         pass
     assert told == [], "what is compiled is no reason to wait, or to speak"
+
+
+def test_another_checkout_and_a_source_that_was_touched_compile_for_themselves(tmp_path, monkeypatch):
+    """As numba does: it finds its code by the source's path, time and size."""
+    checkouts = [tmp_path / "one", tmp_path / "other"]
+    for checkout in checkouts:
+        checkout.mkdir()
+        (checkout / "kernel.py").write_text("same")
+
+    def told() -> list[str]:
+        with structlog.testing.capture_logs() as lines, compiling(tmp_path / "cache"):
+            pass
+        return [line["event"] for line in lines]
+
+    for checkout in checkouts:
+        monkeypatch.setattr(once, "_SOURCES", checkout)
+        assert told() == ["kernels_compiling", "kernels_ready"]
+        assert told() == []
+    os.utime(checkouts[1] / "kernel.py", (1, 1))
+    assert told() == ["kernels_compiling", "kernels_ready"]
+    monkeypatch.setattr(once, "_SOURCES", checkouts[0])
+    assert told() == []
 
 
 def test_control_without_the_lock_several_do(tmp_path: Path):
