@@ -184,9 +184,16 @@ class VLLMEngine:
         if sequence.finish is not None:
             return
         now = time.perf_counter()
+        computed = 0
         if sequence.started_at is None:
-            sequence.started_at = sequence.arrived_at
             sequence.num_cached = output.num_cached_tokens or 0
+            sequence.started_at = sequence.arrived_at
+            # vLLM tells its own times where it keeps statistics ("disable_log_stats": false in vllm_args).
+            if (told := output.metrics) is not None and told.scheduled_ts:
+                queued_s = max(0.0, told.scheduled_ts - told.queued_ts)
+                sequence.started_at += queued_s
+                self._meter.queue.add(queued_s)
+            computed = len(sequence.token_ids) - sequence.num_cached - 1
             self._prompt_tokens += sequence.num_prompt
             self._cached_tokens += min(sequence.num_cached, sequence.num_prompt)
         if sequence.is_scoring and output.prompt_logprobs is not None:
@@ -197,6 +204,9 @@ class VLLMEngine:
                 for token_id, found in zip(prompt, output.prompt_logprobs[1:], strict=True)
             ]
         (made,) = output.outputs
+        # Each token is chosen after the one before it was computed.
+        self._meter.scheduled_tokens += computed + len(made.token_ids)
+        self._meter.sequence_steps += 1
         had = sequence.num_output
         for place, token_id in enumerate(made.token_ids):
             if sequence.max_tokens == 0:

@@ -27,6 +27,7 @@ class ModelSource:
 
     max_model_len = 256
     num_blocks = 64
+    tells_times = True
 
     def __init__(self, model: Any, *, at_once: int = 1) -> None:
         self.is_dead = False
@@ -55,7 +56,10 @@ class ModelSource:
                 left -= len(made)
                 yield SimpleNamespace(
                     outputs=[SimpleNamespace(token_ids=made, logprobs=logprobs)],
-                    num_cached_tokens=0,
+                    num_cached_tokens=2,
+                    metrics=SimpleNamespace(queued_ts=50.0, scheduled_ts=50.001)
+                    if self.tells_times
+                    else None,
                     prompt_logprobs=self._prompt(sequence),
                 )
         finally:
@@ -116,6 +120,19 @@ class TestOursideOfVLLM(EngineContract):
         await made.start()
         yield made
         await made.stop()
+
+    @pytest.mark.parametrize("tells_times", [True, False])
+    async def test_what_vllm_tells_is_measured(self, engine, source, tells_times):
+        source.tells_times = tells_times
+        await run(engine, request("a", PROMPT, 12))
+        meter = engine.meter
+        assert meter.scheduled_tokens == len(PROMPT) - 2 + 11, (
+            "cached ones and the last one's are not computed"
+        )
+        assert sum(meter.prefill.counts) == sum(meter.decode.counts) == 1
+        assert meter.queue.sum == pytest.approx(0.001 if tells_times else 0.0)
+        assert sum(meter.queue.counts) == tells_times
+        assert meter.prefill.sum == pytest.approx(meter.time_to_first_token.sum - meter.queue.sum)
 
     async def test_what_ends_here_ends_there(self, engine, source):
         engine.add(request("a", PROMPT, 200))
