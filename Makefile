@@ -33,8 +33,10 @@ test: kernels ## All tests (ARGS=... goes to pytest); the kernels before, or eac
 e2e: $(STAMPS)/dev ## The tests in a real browser
 	@$(PYTHON) -m pytest tests/e2e $(ARGS)
 
-fuzz: $(STAMPS)/dev ## The API against its OpenAPI document: about 6,000 requests, some minutes
+fuzz: $(STAMPS)/dev ## The API against its OpenAPI document, the engine's policy against random histories: some minutes
 	@WEIR_FUZZ_EXAMPLES=20 $(PYTHON) -m pytest tests/inference/api/test_openapi.py tests/inference/test_fuzz.py $(ARGS)
+	@WEIR_HISTORIES=5000 $(PYTHON) -m pytest $(addprefix tests/engine_worker/engine/test_,block_pool.py scheduler.py overlap.py) \
+	  -k any_ --timeout 1200 $(ARGS)
 
 test-vllm: $(STAMPS)/dev ## The engine's contract with vLLM itself, in an environment of its own (installs vLLM)
 	@[ -d $(VENV)-peers-vllm ] || PYTHONPATH=.:platform $(PYTHON) -m benchmarks.engine --install-peers vllm

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +50,7 @@ def test_check_sees_a_lost_block():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40)), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=int(os.environ.get("WEIR_HISTORIES", "300")), deadline=None)
 def test_any_order_of_growing_and_releasing_keeps_the_books(actions):
     """Each action is (table, tokens to hold); 0 tokens releases."""
     pool = BlockPool(20, 4)
@@ -66,3 +68,68 @@ def test_any_order_of_growing_and_releasing_keeps_the_books(actions):
     for table in tables:
         pool.release(table)
     assert pool.free == pool.total
+
+
+_ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "grow", "learn", "forget", "release"]),
+        st.integers(0, 4),  # table
+        st.integers(0, 2),  # what its blocks hold
+        st.integers(1, 40),  # tokens
+    ),
+    max_size=60,
+)
+
+
+@given(_ACTIONS)
+@settings(max_examples=int(os.environ.get("WEIR_HISTORIES", "300")), deadline=None)
+def test_any_order_of_sharing_learning_and_forgetting_keeps_the_books(actions):
+    """Whoever finds a key finds a block that holds what it says: also when cached ones are taken for others."""
+    pool = BlockPool(14, 4)
+    tables = [BlockTable() for _ in range(5)]
+    kinds = [0] * 5
+    holds: dict[int, bytes] = {}
+
+    def keys(kind: int, count: int) -> list[bytes]:
+        return [f"{kind}-{at}".encode() for at in range(count)]
+
+    def release(which: int) -> None:
+        pool.release(tables[which])
+
+    def grow(which: int, tokens: int) -> None:
+        table = tables[which]
+        before = len(table.blocks)
+        available = pool.available
+        missing = max(0, pool.blocks_for(tokens) - before)
+        assert pool.grow(table, tokens) == (missing <= available)
+        new = table.blocks[before:]
+        assert pool.available == available - len(new)
+        written = keys(kinds[which], len(table.blocks))[before:]
+        holds.update(zip(new, written, strict=True))
+
+    for name, which, kind, tokens in actions:
+        table = tables[which]
+        if name == "begin":
+            release(which)
+            kinds[which] = kind
+            found = pool.find(keys(kind, pool.blocks_for(tokens)))
+            assert [holds[block] for block in found] == keys(kind, len(found))
+            cost, available = pool.cost(tokens, found), pool.available
+            if cost <= available:
+                pool.share(table, found)
+                grow(which, tokens)
+                assert pool.available == available - cost
+        elif name == "grow":
+            grow(which, tokens)
+        elif name == "learn":
+            pool.learn(table, keys(kinds[which], len(table.blocks)))
+        elif name == "forget":
+            others = {block for other in tables if other is not table for block in other.blocks}
+            assert set(pool.forget(table)) == set(table.blocks) - others
+        else:
+            release(which)
+        pool.check(tables)
+    for which in range(5):
+        release(which)
+    pool.check(tables)
+    assert pool.available == pool.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,7 @@ _ACTIONS = st.lists(
     st.booleans(),
     st.sampled_from([0, 3, 9, 40]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=int(os.environ.get("WEIR_HISTORIES", "300")), deadline=None)
 def test_fault_24_25_any_history_gives_the_tokens_of_each_alone(
     actions, num_blocks, seqs, budget, overlap, host_blocks
 ):

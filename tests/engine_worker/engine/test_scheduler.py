@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -199,7 +201,7 @@ _ACTIONS = st.lists(
 
 
 @given(_ACTIONS, st.integers(14, 40), st.integers(1, 5), st.integers(5, 40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=int(os.environ.get("WEIR_HISTORIES", "400")), deadline=None)
 def test_fault_24_38_any_history_keeps_the_books_and_ends(actions, num_blocks, seqs, budget):
     """Random arrivals, steps, aborts (also between schedule and update) and the preemptions that follow."""
     scheduler, pool = make(num_blocks, seqs=seqs, budget=budget)
