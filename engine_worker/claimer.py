@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -67,9 +68,19 @@ class Claimer:
     async def _claim(self, room: int, *, offers: bool) -> int:
         claims = await self._broker.claim(room, offers=offers)
         self._offered = room - len(claims) if offers else 0
-        for claim in claims:
-            self._start(claim)
+        await self._start_all(claims)
         return len(claims)
+
+    async def _start_all(self, claims: Sequence[Claim]) -> None:
+        """What arrives meanwhile is not kept waiting for all: beginning with a grammar may take a while."""
+        left = deque(claims)
+        try:
+            while left:
+                self._start(left.popleft())
+                await asyncio.sleep(0)
+        finally:  # also when cancelled: they are claimed
+            while left:
+                self._start(left.popleft())
 
     async def take_no_more(self) -> None:
         """Once stopping: nothing comes after this that was not claimed."""
@@ -117,8 +128,7 @@ class Claimer:
         if not extra or waiting is None or waiting >= worst:
             return False
         claims = await self._broker.claim(0, extra=extra, put_aside=worst)
-        for claim in claims:
-            self._start(claim)
+        await self._start_all(claims)
         return bool(claims)
 
     async def hear(self) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine_worker.engine.detokenizer import Detokenizer
 from engine_worker.engine.errors import InvalidRequest
-from engine_worker.engine.grammar import GrammarError, Grammars, Matcher
+from engine_worker.engine.grammar import GrammarError, Grammars, GrammarTooComplexError, Matcher
 from engine_worker.engine.output_text import OutputText
 from engine_worker.engine.prefix import PrefixKeys, root_key
 from engine_worker.engine.sequence import Sequence
@@ -86,6 +86,8 @@ class Admission:
             return None
         try:
             return self.grammars.matcher(sampling.grammar)
+        except GrammarTooComplexError as error:
+            raise InvalidRequest(f"the grammar is too complex: {error}") from error
         except GrammarError as error:
             raise InvalidRequest(f"the grammar is not valid: {error}") from error
 

@@ -7,12 +7,16 @@ preempted sequence keeps its own and a resumed one gets there by replay.
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 
 _TOO_COMPLEX = ("parser error:", "lexer error:")
 """How llguidance begins to say that a limit of its own was met; its stop reason tells no such error apart."""
+
+_LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000)
+"""A fifth of llguidance's own: what does not fit is found out in some 60 ms, and not in 600. A choice between 3,000
+strings fits."""
+_SLOW_S: Final = 0.005
+"""Of the processor's time for one mask, which all of a batch wait for. Schemas of hundreds of fields take a tenth."""
+_LOOKED_AT: Final = 8
+"""The last masks, most of which have to be slow: a single one may be."""
+_ADVICE: Final = "Make it simpler: fewer repetitions within repetitions, and lower counts."
 
 
 class GrammarError(Exception):
@@ -47,17 +60,24 @@ class Grammars:
             self._table = LLTokenizer(
                 self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
             )
-        return Matcher(LLMatcher(self._table, grammar, log_level=0), self._vocab_size)
+        return Matcher(LLMatcher(self._table, grammar, log_level=0, limits=_LIMITS), self._vocab_size)
 
 
 class Matcher:
-    """Where in its grammar one sequence is."""
+    """Where in its grammar one sequence is. The first mask, which takes the longest by far, is made at once, so that
+    no step of others waits for it. `clock`: seconds of this thread's processor time."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._matcher, self._clock = matcher, clock
         self._mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         self._vocab_size = vocab_size
+        self._took: deque[float] = deque(maxlen=_LOOKED_AT)
         self._check()
+        self._compute_mask()
+        self._check()
+        self._took.clear()
 
     @property
     def is_complete(self) -> bool:
@@ -65,23 +85,35 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def accept(self, token_id: int) -> None:
-        """Raises GrammarError when the token does not follow, or the grammar became too complex."""
+        """Raises GrammarError when the token does not follow, or following the grammar takes too much."""
         self._matcher.consume_token(token_id)
         self._check()
+        if len(self._took) == _LOOKED_AT and statistics.median_low(self._took) > _SLOW_S:
+            spent_ms = 1000 * statistics.median_low(self._took)
+            raise GrammarTooComplexError(
+                f"it takes {spent_ms:.0f} ms to say what may come next, of {1000 * _SLOW_S:.0f} that it may. {_ADVICE}"
+            )
 
     def allowed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """bool[vocab]. After an error all is forbidden, so the sequence can't seem to end well."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._compute_mask()
         if self._matcher.is_error():
             return np.zeros(self._vocab_size, dtype=np.bool_)
         bits = np.unpackbits(self._mask.view(np.uint8), count=self._vocab_size, bitorder="little")
         return bits.view(np.bool_)
 
+    def _compute_mask(self) -> None:
+        began = self._clock()
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._took.append(self._clock() - began)
+
     def _check(self) -> None:
         if self._matcher.is_error():
             # What follows the first line is a dump of the parser.
             words = self._matcher.get_error().partition("\n<state>")[0][:500]
-            raise (GrammarTooComplexError if words.startswith(_TOO_COMPLEX) else GrammarError)(words)
+            if words.startswith(_TOO_COMPLEX):
+                raise GrammarTooComplexError(f"{words.rstrip('.')}. {_ADVICE}")
+            raise GrammarError(words)
 
 
 def apply(logits: Tensor, rows: Rows[Row]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -119,6 +120,64 @@ def test_fault_27_a_bad_grammar_is_refused_with_the_reason(build_tiny, grammar):
     with pytest.raises(InvalidRequest, match=r"the grammar is not valid: .+"):
         driver.add(request("bad", PROMPT, grammar=grammar))
     assert len(driver.run([request("good", PROMPT, 5)])["good"].token_ids) == 5
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        LLMatcher.grammar_from_regex("(a{1000}){1000}"),
+        LLMatcher.grammar_from_json_schema({"type": "string", "pattern": "^(a{1000}){1000}$"}),
+    ],
+)
+def test_fault_27_a_grammar_that_is_too_large_ends_its_request_alone(build_tiny, grammar):
+    """What takes long, the first mask, was done before: no step waits for it."""
+    good = Driver(build_tiny()).run([request("good", PROMPT, 20)])["good"].token_ids
+    driver = Driver(build_tiny())
+    driver.add(request("good", PROMPT, 20))
+    uid = driver.add(request("bad", PROMPT, 20, grammar=grammar))
+    masks = driver.core._live[uid].matcher._took
+    results = driver.run()
+    assert len(masks) <= 2
+    assert results["bad"].finish.error.code == "invalid_request"
+    assert "Make it simpler" in results["bad"].finish.error.message
+    assert results["good"].token_ids == good
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "ends"), [((0.012,), True), ((0.001,), False), ((0.001, 0.5, 0.002), False)]
+)
+def test_fault_27_a_grammar_that_is_slow_to_follow_is_not_followed_for_long(build_tiny, spent_s, ends):
+    """By the processor's time that most of its masks took; a single one may be slow."""
+    good = Driver(build_tiny()).run([request("good", PROMPT, 40)])["good"].token_ids
+    driver = Driver(build_tiny())
+    driver.add(request("good", PROMPT, 40))
+    uid = driver.add(request("bad", PROMPT, 40, grammar=LLMatcher.grammar_from_regex("[a-z]{100}")))
+    waits = ((0.1, spent) for spent in itertools.cycle(spent_s))
+    readings = itertools.accumulate(itertools.chain.from_iterable(waits))
+    driver.core._live[uid].matcher._clock = lambda: next(readings)
+    results = driver.run()
+    assert results["good"].token_ids == good
+    if not ends:
+        assert results["bad"].finish.reason == FinishReason.LENGTH
+        return
+    assert results["bad"].finish.error.code == "invalid_request"
+    assert "takes 12 ms to say what may come next" in results["bad"].finish.error.message
+    assert len(results["bad"].token_ids) < 12
+
+
+def test_large_grammars_of_use_are_followed(build_tiny):
+    names = "|".join(f"item {number} of {number * 7919 % 10007}" for number in range(3000))
+    fields = {
+        f"field_{i}": {
+            "anyOf": [{"type": "string", "maxLength": 200}, {"enum": [f"v{k}" for k in range(50)]}]
+        }
+        for i in range(150)
+    }
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    expression = f"({names})(,[a-z]{{1,30}}){{0,100}}"
+    for grammar in (LLMatcher.grammar_from_regex(expression), LLMatcher.grammar_from_json_schema(schema)):
+        asked = request("a", PROMPT, 40, temperature=1.0, grammar=grammar)
+        assert Driver(build_tiny()).run([asked])["a"].finish.error is None
 
 
 CHOICE = LLMatcher.grammar_from_lark('start: "a"')
