@@ -35,7 +35,16 @@ def main(arguments: list[str]) -> int:
     device = torch.device(options.device)
     dtype = torch.float32 if options.tiny else torch.bfloat16
     report = Report(options.budget_s)
-    report.end_after(options.limit_s)
+    with report.ended_after(options.limit_s):
+        measure_all(report, device, dtype, options)
+    print()
+    print(report.table())
+    return int(report.failed)
+
+
+def measure_all(
+    report: Report, device: torch.device, dtype: torch.dtype, options: argparse.Namespace
+) -> None:
     if options.tests:
         report.add("tests", "kernels and their choice", options.tests)
     roof = kernels.Roof.measure(device, dtype)
@@ -51,9 +60,6 @@ def main(arguments: list[str]) -> int:
         report.part(
             name, partial(measure_model, report, roof, name, config, device, dtype, tiny=options.tiny)
         )
-    print()
-    print(report.table())
-    return int(report.failed)
 
 
 def measure_model(

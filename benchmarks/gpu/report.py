@@ -7,7 +7,8 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -75,11 +76,16 @@ class Report:
         self._running = outer
         make_room()
 
-    def end_after(self, seconds: float) -> None:
-        """From now on. What hangs then, in the device's driver maybe, goes with the process; the table comes before."""
+    @contextmanager
+    def ended_after(self, seconds: float) -> Iterator[None]:
+        """What hangs then, in the device's driver maybe, goes with the process; the table comes before."""
         timer = threading.Timer(seconds, self._end)
         timer.daemon = True
         timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _end(self) -> None:
         self.add(self._running, "", "FAILED", "was not done when the time was up")

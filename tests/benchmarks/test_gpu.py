@@ -70,8 +70,8 @@ def test_every_part_runs_and_the_table_comes_last(capsys):
 def test_a_part_that_hangs_ends_in_time_with_the_table():
     code = (
         "import threading\nfrom benchmarks.gpu.report import Report\n"
-        "report = Report(budget_s=1000)\nreport.end_after(0.2)\n"
-        "report.add('copy', '1 GiB', '3 GB/s')\nreport.part('decode', threading.Event().wait)"
+        "report = Report(budget_s=1000)\nreport.add('copy', '1 GiB', '3 GB/s')\n"
+        "with report.ended_after(0.2): report.part('decode', threading.Event().wait)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
