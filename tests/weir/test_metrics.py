@@ -19,7 +19,7 @@ from django.db import connection
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_worker.engine.meter import Meter
-from engine_worker.metrics import EngineCollector
+from engine_worker.metrics import ProcessCollector
 from inference.metrics import route_of
 from tests.e2e.site import MODEL, ROOT, Site, running_site, wait_until
 from tests.factories import make_key, make_tenant
@@ -194,7 +194,7 @@ def exported() -> set[str]:
         def stats(self) -> Any:
             return Stats()
 
-    families = [*REGISTRY.collect(), *EngineCollector(Engine(), "m").collect()]  # type: ignore[arg-type]
+    families = [*REGISTRY.collect(), *ProcessCollector(lambda: {"m": Engine()}).collect()]  # type: ignore[dict-item]
     families += _QueueCollector({"models": [], "workers": []}).collect()
     names = set()
     for family in families:
