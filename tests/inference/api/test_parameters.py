@@ -49,7 +49,8 @@ def test_the_nearest_address_that_takes_the_method_is_told(http, method, path, m
     answer = http.request(method, str(http.base_url) + path)
     error = error_of(answer)
     assert (answer.status_code, error["code"]) == (404, "unknown_url")
-    assert error["message"].endswith(f"Did you mean {meant}?" if meant else "here.")
+    listed = "here. GET /v1/openapi.json lists what there is."
+    assert error["message"].endswith(f"Did you mean {meant}?" if meant else listed)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,8 @@ def test_programs_elsewhere_are_told_in_json_where_the_api_is(site, method, path
     answer = httpx.request(method, site.url + path, headers=spoken, timeout=60)
     error = error_of(answer)
     assert (answer.status_code, error["code"]) == (404, "unknown_url")
-    assert re.search(r" here\. The base URL of the API is http://\S+/v1\.$", error["message"])
+    told = r" here\. The base URL of the API is http://\S+/v1\. GET /v1/openapi\.json lists what there is\.$"
+    assert re.search(told, error["message"])
     page = httpx.request(method, site.url + path, headers=spoken | AS_BROWSERS, timeout=60)
     assert (page.status_code, page.headers["Content-Type"][:9]) == (404, "text/html")
 
