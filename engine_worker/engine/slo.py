@@ -22,8 +22,8 @@ _INCREASE_STEPS: Final = 16
 """From floor to ceiling in about so many quiet decisions."""
 _CALM: Final = 0.8
 """Of the target: below it there is room; between it and 1 nothing changes."""
-_FORECAST: Final = 0.9
-"""Of the target, for what the forecast does not see."""
+_FORECAST: Final = 0.85
+"""Of the target, for what the forecast does not see: a prompt's tokens cost more the further it gets."""
 _SMOOTHING: Final = 0.3
 _MIN_SAMPLES: Final = 20
 
