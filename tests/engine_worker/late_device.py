@@ -16,7 +16,7 @@ from engine_worker.engine.sampler import Sampled
 from engine_worker.engine.scheduled import Scheduled
 from engine_worker.engine.swap import Move
 
-LETTERS = 5
+LETTERS = 3
 
 
 def following(tokens: Rows[int]) -> int:
@@ -89,10 +89,10 @@ class LateDevice:
         for item in plan:
             sampled = []
             if item.chooses is not None:
-                item.chooses.token_id = following(
-                    [self.cells[self._cell(item, at)] for at in range(item.end)]
-                )
-                sampled.append(Sampled(item.chooses.token_id))
+                read = [self.cells[self._cell(item, at)] for at in range(item.end + len(item.draft))]
+                ends = range(item.end, len(read) + 1)
+                sampled = [Sampled(following(read[:end])) for end in ends]
+                item.chooses.token_id = sampled[0].token_id
             results.append(Result(sampled))
         return results
 

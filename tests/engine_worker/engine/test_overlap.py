@@ -51,16 +51,19 @@ _ACTIONS = st.lists(
     st.integers(5, 40),
     st.booleans(),
     st.sampled_from([0, 3, 9, 40]),
+    st.sampled_from([0, 2, 5]),
 )
 @settings(max_examples=int(os.environ.get("WEIR_HISTORIES", "300")), deadline=None)
 def test_fault_24_25_any_history_gives_the_tokens_of_each_alone(
-    actions, num_blocks, seqs, budget, overlap, host_blocks
+    actions, num_blocks, seqs, budget, overlap, host_blocks, guesses
 ):
-    """Arrivals, aborts, preemptions, swaps and failing steps; blocks are read and written as late as can be."""
+    """Arrivals, aborts, preemptions, swaps, guesses, failing steps; blocks are read and written as late as can be."""
     device = LateDevice()
     pool = BlockPool(num_blocks, 4)
     host = HostBlocks(host_blocks, block_size=4) if host_blocks else None
-    scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget, host=host)
+    scheduler = Scheduler(
+        pool, max_num_seqs=seqs, max_num_batched_tokens=budget, host=host, speculative_tokens=guesses
+    )
     core = EngineCore(device, scheduler, pool, overlap=overlap)
     asked: dict[int, tuple[list[int], int, tuple[int, ...]]] = {}
     got: dict[int, list[int]] = {}
