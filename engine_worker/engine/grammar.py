@@ -15,6 +15,7 @@ from collections.abc import Sequence as Rows
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import structlog
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
@@ -23,6 +24,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from engine_worker.engine.row import Row
 
+
+log = structlog.get_logger(__name__)
 
 _TOO_COMPLEX = ("parser error:", "lexer error:")
 """How llguidance begins to say that a limit of its own was met; its stop reason tells no such error apart."""
@@ -46,20 +49,21 @@ class GrammarTooComplexError(GrammarError):
 
 
 class Grammars:
-    """Makes matchers for one tokenizer. The first one takes about a second, for a table of its tokens."""
+    """Makes matchers for one tokenizer. Takes up to a second, for a table of its tokens: at the start, when no stream
+    waits for it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_token_ids = sorted(eos_token_ids)
         self._table: LLTokenizer | None = None
+        try:
+            self._table = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
+        except ValueError as error:  # such a model is served all the same
+            log.warning("grammar.tokenizer_not_known", reason=str(error))
 
     def matcher(self, grammar: str) -> Matcher:
         """Raises GrammarError when the grammar is not valid or too large."""
         if self._table is None:
-            self._table = LLTokenizer(
-                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-            )
+            raise GrammarError("no grammar can be followed with this model's tokenizer: ask another model")
         return Matcher(LLMatcher(self._table, grammar, log_level=0, limits=_LIMITS), self._vocab_size)
 
 

@@ -7,8 +7,11 @@ import json
 
 import pytest
 from llguidance import LLMatcher
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from engine_worker.engine.errors import InvalidRequest
+from engine_worker.engine.grammar import GrammarError, Grammars
 from engine_worker.protocol import FinishReason
 from tests.engine_worker.driving import Driver, request
 
@@ -215,3 +218,9 @@ def test_fault_27_a_grammar_without_an_end_is_its_clients_to_mend(build_tiny):
 def test_max_tokens_ends_in_mid_grammar_as_length(build_tiny):
     result = Driver(build_tiny()).run([request("a", PROMPT, 5, **SAMPLED)])["a"]
     assert (result.finish.reason, len(result.token_ids)) == (FinishReason.LENGTH, 5)
+
+
+def test_a_model_whose_tokenizer_no_grammar_can_follow_is_served_without():
+    grammars = Grammars(Tokenizer(WordLevel({"a": 0}, unk_token="a")), 1, frozenset((0,)))
+    with pytest.raises(GrammarError, match="ask another model"):
+        grammars.matcher(PERSON)
