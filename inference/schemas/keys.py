@@ -10,7 +10,10 @@ from msgspec import Meta
 
 from tenants.models import ApiKey
 
-_Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=100)]
+_Names = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(min_length=1, max_length=100)
+]
+"""Who gives a list binds the key: none at all would leave it unbound."""
 
 
 class NewKey(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

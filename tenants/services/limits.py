@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from tenants.models import ApiKey, QuotaLimit, Tenant, Tier
@@ -33,7 +34,11 @@ def set_quota_limit(
     """
     if metric is LimitMetric.CONCURRENCY or calendar is not None:
         period_s, burst = 0, amount
-    lock_limits_of(owner)
+    locked = lock_limits_of(owner)
+    if isinstance(locked, ApiKey) and locked.revoked_at is not None:
+        raise ValidationError(
+            "This key is revoked, a limit of it would hold for nobody: set it on another key."
+        )
     tenant, ownership = _ownership(owner, model)
     ownership["calendar"] = "" if calendar is None else calendar.value
     limit = QuotaLimit.unscoped.filter(metric=metric, period_s=period_s, **ownership).first()
@@ -66,10 +71,11 @@ def remove_quota_limit(*, actor: Actor, limit: QuotaLimit) -> None:
         )
 
 
-def lock_limits_of(owner: Tier | Tenant | ApiKey) -> None:
-    """Until the transaction ends nobody else sets a limit of this owner's: of two who set the same one at once each
-    records the true value before, and none meets the other's row."""
-    type(owner)._base_manager.select_for_update(no_key=True).get(pk=owner.pk)
+def lock_limits_of(owner: Tier | Tenant | ApiKey) -> Tier | Tenant | ApiKey:
+    """The owner as it is. Until the transaction ends nobody else sets a limit of its: of two who set the same one at
+    once each records the true value before, and none meets the other's row."""
+    locked: Tier | Tenant | ApiKey = type(owner)._base_manager.select_for_update(no_key=True).get(pk=owner.pk)
+    return locked
 
 
 def proposed_limit(

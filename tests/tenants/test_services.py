@@ -338,3 +338,20 @@ def test_a_fresh_installation_has_three_tiers(django_db_blocker):
     for values in tiers:
         Tier(**values).full_clean()
         Tier.objects.create(**values)
+
+
+def test_a_revoked_keys_limits_can_be_taken_away_and_not_set():
+    key = make_key().api_key
+    limit = set_quota_limit(actor=TEST, owner=key, metric=LimitMetric.REQUESTS, amount=5)
+    revoke_api_key(actor=TEST, api_key=key)
+    with pytest.raises(ValidationError, match="set it on another key"):
+        set_quota_limit(actor=TEST, owner=key, metric=LimitMetric.REQUESTS, amount=6)
+    remove_quota_limit(actor=TEST, limit=limit)
+
+
+@pytest.mark.parametrize("character", ["\0", "\x1b", "\u2028", "\u202e", "\u2066"])
+def test_a_name_shows_as_it_is_written(character):
+    for make in (make_tenant, lambda name: make_key(name=name)):
+        with pytest.raises(ValidationError, match=rf"U\+{ord(character):04X}\): leave that out"):
+            make(f"ab{character}c")
+    assert make_tenant(" ab \u05d0\u05d1\u200e ").name == "ab \u05d0\u05d1\u200e"

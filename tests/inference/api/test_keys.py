@@ -115,6 +115,8 @@ def test_a_model_that_is_not_the_keys(http, tenant, model):
         ({"project": "0197e5a0-0000-7000-8000-00000000dead"}, 400, "project"),
         ({"nmae": "x"}, 400, "nmae"),
         ({"allowed_models": ["smolm2"]}, 400, "allowed_models"),
+        ({"allowed_models": []}, 400, "allowed_models"),
+        ({"allowed_networks": []}, 400, "allowed_networks"),
     ],
 )
 def test_a_key_that_will_not_do(http, manager, tenant, given, status, param):
