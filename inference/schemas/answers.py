@@ -83,7 +83,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    service_tier: str | None
+    service_tier: str
     """What served it: `default` (the key's own tier), `flex`, or a tier's name."""
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     """Where asked for."""
@@ -109,8 +109,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str
-    service_tier: str | None
-    """As above; null where a stream is read again."""
+    service_tier: str
+    """As above; of a stream that is read again `flex` is the tier of batches by whatever name it was asked for."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Unset unless the client asked for the usage chunk; then null in every chunk but the last."""
 

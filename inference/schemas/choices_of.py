@@ -13,16 +13,26 @@ _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
 
 def choices_of(kind: Any, path: str) -> list[str]:
     """The words that the field at msgspec's `path` in a `kind` may be; none where it is no choice of words."""
-    nodes: list[inspect.Type] = list(_plain(inspect.type_info(kind)))
-    for step in _STEP.findall(path):
-        nodes = [found for node in nodes for inner in _inside(node, step) for found in _plain(inner)]
     words: dict[str, None] = {}
-    for node in nodes:
+    for node in _at(kind, path):
         if isinstance(node, inspect.LiteralType):
             words |= dict.fromkeys(str(value) for value in node.values)
         elif isinstance(node, inspect.EnumType):
             words |= dict.fromkeys(str(member.value) for member in node.cls)
     return list(words)
+
+
+def fields_of(kind: Any, path: str) -> list[str]:
+    """The fields of the objects that may stand at msgspec's `path` in a `kind`."""
+    objects = (node for node in _at(kind, path) if isinstance(node, inspect.StructType))
+    return list(dict.fromkeys(field.encode_name for node in objects for field in node.fields))
+
+
+def _at(kind: Any, path: str) -> list[inspect.Type]:
+    nodes: list[inspect.Type] = list(_plain(inspect.type_info(kind)))
+    for step in _STEP.findall(path):
+        nodes = [found for node in nodes for inner in _inside(node, step) for found in _plain(inner)]
+    return nodes
 
 
 def _plain(node: inspect.Type) -> Iterator[inspect.Type]:

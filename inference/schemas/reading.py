@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar, get_origin
 
 import msgspec
 
 from inference.errors import InvalidRequest
-from inference.schemas.choices_of import choices_of
+from inference.schemas.choices_of import choices_of, fields_of
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _PATH = re.compile(r" - at (?:`(?P<key>key)` in )?`\$\.?(?:\[\.\.\.\])?(?P<path>.*)`$")
@@ -18,6 +19,8 @@ _TYPES = re.compile(r"\b(expected|got) `([^`]*)`", re.IGNORECASE)
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_CHOICE = re.compile(r"invalid (?:enum )?value ")
+_NO_OBJECT = re.compile(r"expected 'object', got '(.*)'$")
+_UNKNOWN_FIELD = re.compile(r"unknown field '(\w+)'$")
 _NAMED_FIELD = re.compile(r"(?:unknown field|missing required field) `(\w+)`")
 
 
@@ -77,6 +80,8 @@ def refuse_unknown(given: Iterable[str], kind: type[msgspec.Struct]) -> None:
 
 
 def _reason(body: bytes, error: Exception) -> str:
+    if not body.strip():
+        return "it is empty, send a JSON object"
     # msgspec calls half a surrogate pair truncated data, which sends its reader looking in the wrong place.
     if _SURROGATE.search(body) and str(error) == "Input data was truncated":
         return "a string holds half of a surrogate pair (one of \\ud800 to \\udfff alone)"
@@ -98,6 +103,8 @@ def _sentence(message: str, kind: Any) -> str:
     said = _said(message, kind)
     path = _path(message)
     if not path:
+        if found := _NO_OBJECT.match(said):
+            return f"The body must be a JSON object, its type is '{found[1]}'."
         return f"{said[0].upper()}{said[1:]}."
     found = _PATH.search(message)
     if found and found["key"]:
@@ -118,6 +125,9 @@ def _said(message: str, kind: Any) -> str:
     text = text.replace("`", "'")
     text = f"{text[0].lower()}{text[1:]}"
     path = _path(message)
+    if unknown := _UNKNOWN_FIELD.search(text):
+        alike = get_close_matches(unknown[1], fields_of(kind, path), n=1)
+        return f"{text}; the nearest is '{alike[0]}'" if alike else text
     if path and _NO_CHOICE.match(text) and (words := choices_of(kind, path)):
         text += ": use " + " or ".join(f"'{word}'" for word in words)
     return text

@@ -135,3 +135,27 @@ def test_values_are_told_as_json_writes_them(field, value, same):
     assert not re.search(r"\b(True|False|None)\b", refused.value.message), refused.value.message
     if same is not None:
         assert refused.value.message.endswith(f"leave it out, or give {same}.")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "it is empty, send a JSON object"),
+        (b" \n", "it is empty, send a JSON object"),
+        (b"[]", "must be a JSON object, its type is 'array'"),
+        (b"3", "must be a JSON object, its type is 'integer'"),
+        (
+            b'{"model": "m", "messages": [{"role": "user"}], "max_token": 3}',
+            "unknown field 'max_token'; the nearest is 'max_tokens'",
+        ),
+        (
+            b'{"messages": [{"role": "user"}], "response_format": {"type": "json_schema", "json_shema": 1}}',
+            "unknown field 'json_shema'; the nearest is 'json_schema'",
+        ),
+        (b'{"model": "m", "messages": [{"role": "user"}], "xyzzy": 3}', "unknown field 'xyzzy'."),
+    ],
+)
+def test_a_body_that_is_none_and_a_misspelt_field_are_told(body, said):
+    with pytest.raises(errors.InvalidRequest) as refused:
+        read_json(body, ChatCompletionRequest)
+    assert said in refused.value.message
