@@ -114,7 +114,8 @@ class Cancelled(ApiError):
         # SDKs try again what has this status, and would run what somebody has just ended.
         headers = {"x-should-retry": "false"}
         super().__init__(
-            "The request was cancelled by its id. Ask again only if its answer is still wanted.",
+            "The request was cancelled: by its id, or because its connection was lost and nobody read on within its "
+            "x-weir-resume-grace (0 s unless sent). Ask again only if its answer is still wanted.",
             code="request_cancelled",
             headers=headers,
         )

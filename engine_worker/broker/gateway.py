@@ -59,6 +59,7 @@ class RequestState:
     finish: Finish | None
     queued_ms: int
     """In the queue: so far, or until it was first claimed."""
+    tier_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class GatewayBroker:
         reply = await self._call("state", model, (request_id,))
         if not reply:
             raise UnknownRequest(request_id)
-        state, ahead, attempts, tokens, tenant, last, queued_ms = reply
+        state, ahead, attempts, tokens, tenant, last, queued_ms, rank = reply
         return RequestState(
             state=cast(State, state.decode()),
             position=int(ahead) if state == b"queued" else None,
@@ -200,6 +201,7 @@ class GatewayBroker:
             tenant_id=tenant.decode(),
             finish=decode(last, Chunk).finish if last else None,
             queued_ms=int(queued_ms),
+            tier_rank=int(rank),
         )
 
     async def account_of(self, model: str, request_id: str) -> Account:

@@ -79,8 +79,8 @@ class ChatShape:
         generation: Generation,
         body: ChatCompletionRequest,
         model: ServedModel,
-        tool_form: ToolFormat | None = None,
-        service_tier: str | None = None,
+        tool_form: ToolFormat | None,
+        service_tier: str,
     ) -> None:
         self._service_tier = service_tier
         self._generation = generation

@@ -27,6 +27,7 @@ from inference.services.completions import Prompted
 from inference.services.explain import NothingToExplain, explain
 from inference.services.generation import Generation
 from inference.services.resume import find_request, resume
+from inference.services.tiering import told_again
 from tenants.principal import Scope
 
 
@@ -119,7 +120,8 @@ async def resume_stream(call: ApiCall, request_id: str) -> StreamingHttpResponse
     # Where each token stands in the text only the whole text tells.
     from_seq = 0 if read_to is None or asked.logprobs else read_to.next_seq
     generation = await resume(call.runtime, call.principal, request_id, model=model_name, from_seq=from_seq)
-    shape = _shape(asked, generation, model)
+    tier = await told_again(state.tier_rank, own=call.principal.tier)
+    shape = _shape(asked, generation, model, tier)
 
     def render(index: int, chunk: Chunk) -> Sequence[Any]:
         # Not before its end: a queue that lost its last second makes the same tokens again.
@@ -160,7 +162,9 @@ def _beyond_the_end(read_to: Position, tokens: int) -> InvalidRequest:
     )
 
 
-def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> ChatShape | TextShape:
+def _shape(
+    asked: StreamQuery, generation: Generation, model: ServedModel, tier: str
+) -> ChatShape | TextShape:
     """In the words of the route that the request came by, as its id says."""
     wants = StreamOptions(include_usage=asked.include_usage)
     request_id = generation.ticket.request_id
@@ -176,4 +180,4 @@ def _shape(asked: StreamQuery, generation: Generation, model: ServedModel) -> Ch
     chat = ChatCompletionRequest(
         model=model.card.model, messages=[], stream=True, stream_options=wants, logprobs=asked.logprobs
     )
-    return ChatShape(generation, chat, model)
+    return ChatShape(generation, chat, model, None, tier)

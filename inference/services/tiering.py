@@ -65,6 +65,15 @@ def told_tier(service_tier: str | None, *, own: TierSpec, served: TierSpec) -> s
     return "default" if served.name == own.name else served.name
 
 
+async def told_again(rank: int, *, own: TierSpec) -> str:
+    """What `told_tier` said of a request whose words are gone, by the rank of its tier."""
+    if rank == own.rank:
+        return "default"
+    tiers = await sync_to_async(tiers_from)(0)
+    name = next((tier.name for tier in tiers if tier.rank == rank), "default")
+    return "flex" if name == settings.BATCH_TIER else name
+
+
 def _named(service_tier: str, tiers: list[TierSpec]) -> TierSpec | None:
     if service_tier == "priority":
         return tiers[0] if tiers else None

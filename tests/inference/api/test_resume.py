@@ -16,7 +16,7 @@ from django.conf import settings
 
 from engine_worker.broker import keys
 from inference.api.sse import Position, Stage
-from tests.factories import make_key, make_tenant
+from tests.factories import make_key, make_tenant, make_tier
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 7, "stream": True}
 
@@ -87,6 +87,19 @@ def test_after_a_dropped_connection_the_rest_comes_and_nothing_twice(http, route
     status = http.get(f"requests/{request_id}").json()
     assert (status["status"], status["finish_reason"]) == ("finished", "length")
     assert (status["completion_tokens"], status["attempts"], status["position"]) == (60, 1, None)
+
+
+@pytest.mark.parametrize("tier", ["default", "flex"])
+def test_a_resumed_event_is_the_one_that_was_missed(http, model, tier):
+    """Field for field, whatever a client reads of it."""
+    make_tier(settings.BATCH_TIER)
+    body = {**BODY, "model": model, "service_tier": tier, "stream_options": {"include_usage": True}}
+    missed = read(http, "chat/completions", body)
+    ids = [event_id for event_id, _ in missed]
+    request_id = missed[0][1]["id"]
+    rest = resumed(http, request_id, ids[20], "?include_usage=true")
+    assert rest == missed[21:]
+    assert {data["service_tier"] for _, data in rest if data != "[DONE]"} == {tier}
 
 
 def test_after_a_killed_gateway_the_rest_comes_from_another(site, http, route):
