@@ -14,7 +14,15 @@ from torch import Tensor
 
 from engine_worker.attention.interface import KVShape, Segment, zeroed
 from engine_worker.compiled import attention, dot, product, team
-from engine_worker.compiled.forward import LAYER, STAGES, STAGES_PER_LAYER, STEP, grouped, run_step
+from engine_worker.compiled.forward import (
+    LAYER,
+    STAGES,
+    STAGES_PER_LAYER,
+    STEP,
+    grouped,
+    run_step,
+    scratch_floats,
+)
 from engine_worker.compiled.low_rank import LowRanks
 from engine_worker.compiled.product import DOT
 from engine_worker.compiled.support import activation
@@ -103,6 +111,7 @@ class CompiledDecoder:
             product.scratch_floats(self._inner),
             product.scratch_floats(attended),
             attention.scratch_floats(shape.head_dim),
+            scratch_floats(self._size, self._inner, attended),
         )
         self._scratch = torch.zeros(threads, scratch + WIDTH)
         self._set(scratch=self._scratch.data_ptr(), scratch_bytes=self._scratch.stride(0) * 4)

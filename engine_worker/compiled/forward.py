@@ -27,10 +27,10 @@ from engine_worker.compiled.low_rank import (
     raised,
 )
 from engine_worker.compiled.memory import floats, ints, record, record_reader
-from engine_worker.compiled.pointwise import scaled, sum_of_squares
+from engine_worker.compiled.pointwise import scaled, sum_of_squares, turned
 from engine_worker.compiled.product import DOT, gated, linear
 from engine_worker.compiled.team import barrier, clock, take, thread_count, thread_number
-from engine_worker.compiled.vector import LANES, SUMS, WIDTH, padded, panels
+from engine_worker.compiled.vector import LANES, MAX_ROWS, SUMS, WIDTH, padded, panels
 
 LAYER: Final = record(
     # Addresses of packed weights and float32 vectors; 0: this model has none.
@@ -105,19 +105,49 @@ def grouped(depth: int) -> int:
 
 
 @njit(nogil=True)
-def _norm_to_operand(step: Any, source: int, weight: int, index: int, rows: int, scratch: int) -> None:
-    """RMSNorm of one row of hidden states, as the next product reads it."""
+def _row_floats(size: int, inner: int, attended: int) -> int:
+    """What a thread needs of scratch for one row of a token's, of whatever it is."""
+    return max(padded(size), max(padded(inner), padded(attended)))
+
+
+@njit(nogil=True)
+def scratch_floats(size: int, inner: int, attended: int) -> int:
+    """float32 numbers of scratch that a thread needs between products: a row, and the normed ones of a tile."""
+    return _row_floats(size, inner, attended) + MAX_ROWS * padded(size)
+
+
+@njit(nogil=True)
+def _norm_to_operand(
+    step: Any, source: int, weight: int, index: int, rows: int, first: int, last: int, scratch: int
+) -> int:
+    """RMSNorm of one row of hidden states, as the next product reads it. Returns where it lies as a row.
+
+    `first`, `last`: this thread's rows, which come in order. Those of a tile are put there together.
+    """
     size = step.size
-    _norm(source, size, weight, step.epsilon, scratch)
     if step.kind == DOT:
+        _norm(source, size, weight, step.epsilon, scratch)
         floats(scratch + 4 * size, grouped(size) - size)[:] = 0
         quantise(scratch, size, step.operand, index, rows)
-    else:
-        row = floats(scratch, size)
-        tiled = floats(step.operand + 4 * (index // rows) * size * rows, size * rows)
-        at = index % rows
-        for i in range(size):
-            tiled[i * rows + at] = row[i]
+        return scratch
+    lead, place = padded(size), index % rows
+    kept = scratch + 4 * _row_floats(size, step.inner, step.heads * step.head_dim)
+    _norm(source, size, weight, step.epsilon, kept + 4 * place * lead)
+    if place == rows - 1 or index == last - 1:
+        begin = max(0, place - (index - first))
+        tiled = step.operand + 4 * (index // rows) * size * rows
+        if place - begin == rows - 1:
+            turned(kept, lead, rows, size, tiled)
+        else:
+            for row in range(begin, place + 1):
+                _into_tile(floats(kept + 4 * row * lead, size), floats(tiled, size * rows), rows, row)
+    return kept + 4 * place * lead
+
+
+@njit(nogil=True)
+def _into_tile(row: NDArray[np.float32], tiled: NDArray[np.float32], rows: int, place: int) -> None:
+    for i in range(len(row)):
+        tiled[i * rows + place] = row[i]
 
 
 @njit(nogil=True)
@@ -270,9 +300,9 @@ def _run(step: Any, thread: int, threads: int) -> None:
             at = step.hidden + 4 * token * lead
             if number > 0:
                 _finish_mlp(step, layers[number - 1], number - 1, token, scratch)
-            _norm_to_operand(step, at, layer.input_norm, token, step.rows, scratch)
+            row = _norm_to_operand(step, at, layer.input_norm, token, step.rows, first, last, scratch)
             if has_adapter(step.adapters, token):
-                lowered(step.adapters, number, token, QUERY, 3, scratch)
+                lowered(step.adapters, number, token, QUERY, 3, row)
         now = _meet(step, thread, threads, _NORM, now)
         linear(
             counter, threads, step.operand, step.tiles, step.rows, size, layer.qkv, kind, qkv_lead(step) // WIDTH,
@@ -298,9 +328,9 @@ def _run(step: Any, thread: int, threads: int) -> None:
         for token in range(first, last):
             at = step.hidden + 4 * token * lead
             _finish_attention(step, layer, number, token, scratch)
-            _norm_to_operand(step, at, layer.post_norm, token, step.rows, scratch)
+            row = _norm_to_operand(step, at, layer.post_norm, token, step.rows, first, last, scratch)
             if has_adapter(step.adapters, token):
-                lowered(step.adapters, number, token, GATE, 2, scratch)
+                lowered(step.adapters, number, token, GATE, 2, row)
         now = _meet(step, thread, threads, _NORM, now)
         gated(
             counter + 24, threads, step.operand, step.tiles, step.rows, size, layer.gate_up, kind,
@@ -321,10 +351,11 @@ def _run(step: Any, thread: int, threads: int) -> None:
         now = _meet(step, thread, threads, _DOWN, now)
         counter += 8 * STAGES_PER_LAYER
     sampled = ints(step.sampled, step.samples)
-    for row in range(step.samples * thread // threads, step.samples * (thread + 1) // threads):
-        _finish_mlp(step, layers[step.num_layers - 1], step.num_layers - 1, sampled[row], scratch)
-        at = step.hidden + 4 * sampled[row] * lead
-        _norm_to_operand(step, at, step.final_norm, row, step.sample_rows, scratch)
+    first, last = step.samples * thread // threads, step.samples * (thread + 1) // threads
+    for index in range(first, last):
+        _finish_mlp(step, layers[step.num_layers - 1], step.num_layers - 1, sampled[index], scratch)
+        at = step.hidden + 4 * sampled[index] * lead
+        _norm_to_operand(step, at, step.final_norm, index, step.sample_rows, first, last, scratch)
     now = _meet(step, thread, threads, _NORM, now)
     if step.samples > 0:
         linear(

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
+from engine_worker.compiled.memory import floats
 from engine_worker.compiled.vector import (
     F32,
     FEATURES,
@@ -243,3 +244,58 @@ def scaled(typing_context: Any, row: Any, factor: Any, scales: Any, target: Any,
         return context.get_dummy_value()
 
     return types.void(types.intp, types.float32, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
+def _turned(typing_context: Any, source: Any, lead: Any, rows: Any, target: Any) -> Any:
+    """float32[rows][LANES], `lead` numbers from row to row, to [LANES][rows]; `rows`: half of LANES to all."""
+
+    def shuffled(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
+        return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, LANES), lanes))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, lead, rows, target = args
+        last = builder.sub(rows, int64(1))
+        vectors = []
+        for row in range(LANES):
+            number = builder.select(builder.icmp_signed("<", int64(row), rows), int64(row), last)
+            offset = builder.mul(builder.mul(number, lead), int64(4))
+            vectors.append(load(builder, builder.add(source, offset), VECTOR))
+        # Bit by bit of a number's place, its row and its lane change places.
+        for bit in (1 << power for power in range(LANES.bit_length() - 1)):
+            for low in (row for row in range(LANES) if not row & bit):
+                pair = vectors[low], vectors[low + bit]
+                lanes = range(LANES)
+                vectors[low] = shuffled(
+                    builder, *pair, [LANES + lane - bit if lane & bit else lane for lane in lanes]
+                )
+                vectors[low + bit] = shuffled(
+                    builder, *pair, [LANES + lane if lane & bit else lane + bit for lane in lanes]
+                )
+        at = [builder.add(target, builder.mul(rows, int64(4 * column))) for column in range(LANES)]
+        # What is written beyond a column is the beginning of the next, which comes after it.
+        for column in range(LANES - 1):
+            store(builder, vectors[column], at[column])
+        integers = ir.VectorType(I32, LANES)
+        count = splat(builder, builder.trunc(rows, I32), integers)
+        kept = builder.icmp_unsigned("<", ir.Constant(integers, list(range(LANES))), count)
+        pointer = builder.inttoptr(at[-1], VECTOR.as_pointer())
+        name = f"llvm.masked.store.v{LANES}f32.p0"
+        call(builder, name, ir.VoidType(), vectors[-1], pointer, ir.Constant(I32, 4), kept)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, types.intp), generate
+
+
+@njit(nogil=True)
+def turned(source: int, lead: int, rows: int, columns: int, target: int) -> None:
+    """float32[rows][columns], `lead` numbers from row to row, to [columns][rows]."""
+    done = 0
+    if LANES / 2 <= rows <= LANES:
+        done = columns // LANES * LANES
+        for first in range(0, done, LANES):
+            _turned(source + 4 * first, lead, rows, target + 4 * first * rows)
+    read, out = floats(source, (rows - 1) * lead + columns), floats(target, columns * rows)
+    for column in range(done, columns):
+        for row in range(rows):
+            out[column * rows + row] = read[row * lead + column]

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.compiled import dot
 from engine_worker.compiled.low_rank import GATE, UP, raised_panel
 from engine_worker.compiled.memory import floats
-from engine_worker.compiled.pointwise import gelu_gate, silu_gate
+from engine_worker.compiled.pointwise import gelu_gate, silu_gate, turned
 from engine_worker.compiled.team import take
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
 from engine_worker.compiled.vector import MAX_ROWS, VECTORS, WIDTH
@@ -236,7 +234,7 @@ def gated(
                     else:
                         _act(gelu, results, other, rows, results, WIDTH)
                         target = y + 4 * (t * panels + panel) * WIDTH * rows
-                        _store_tiled(floats(results, rows * WIDTH), target, rows)
+                        turned(results, WIDTH, rows, WIDTH, target)
 
 
 @njit(nogil=True)
@@ -245,12 +243,3 @@ def _act(gelu: bool, gate: int, up: int, rows: int, target: int, lead: int) -> N
         gelu_gate(gate, up, rows, VECTORS, target, lead)
     else:
         silu_gate(gate, up, rows, VECTORS, target, lead)
-
-
-@njit(nogil=True)
-def _store_tiled(made: NDArray[np.float32], target: int, rows: int) -> None:
-    """float32[rows][WIDTH] to [WIDTH][rows]."""
-    out = floats(target, WIDTH * rows)
-    for column in range(WIDTH):
-        for row in range(rows):
-            out[column * rows + row] = made[row * WIDTH + column]

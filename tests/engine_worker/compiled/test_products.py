@@ -10,7 +10,7 @@ import torch
 from numba import njit
 
 from engine_worker.compiled import dot, product
-from engine_worker.compiled.pointwise import exponentials, largest, silu_gate
+from engine_worker.compiled.pointwise import exponentials, largest, silu_gate, turned
 from engine_worker.compiled.product import DOT, gated, linear, pack, tiling
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF
 from engine_worker.compiled.vector import LANES, MAX_ROWS, VECTORS, WIDTH
@@ -148,6 +148,22 @@ def test_nan_stays_nan():
     row[1] = torch.nan
     _, total = _softmax_parts(row.data_ptr(), 1)
     assert np.isnan(total)
+
+
+@njit
+def _turned(source, lead, rows, columns, target):
+    turned(source, lead, rows, columns, target)
+
+
+@pytest.mark.parametrize("rows", range(1, MAX_ROWS + 1))
+@pytest.mark.parametrize("columns", [1, LANES, 2 * LANES, 3 * LANES + 5])
+def test_rows_are_turned_and_nothing_behind_them_is_touched(rows, columns):
+    lead = columns + 3
+    source, target = torch.rand(rows * lead + LANES), torch.full((columns * rows + LANES,), 7.0)
+    _turned(source.data_ptr(), lead, rows, columns, target.data_ptr())
+    expected = source[: rows * lead].view(rows, lead)[:, :columns].T
+    assert torch.equal(target[: columns * rows].view(columns, rows), expected)
+    assert (target[columns * rows :] == 7).all()
 
 
 def test_tiles_are_even():
