@@ -11,7 +11,7 @@ from django.utils import timezone
 from inference.models import Announcement, Batch, ModelSetting, StoredFile, UsageRecord
 from inference.services.partitions import ensure_partitions
 from inference.services.webhooks import create_webhook
-from tenants.models import ApiKey, Membership, Role
+from tenants.models import ApiKey, ApiKeyUse, Membership, Role
 from tenants.principal import LimitMetric
 from tenants.services import Actor, create_project
 from tenants.services.data_copies import ask_for_copy
@@ -25,7 +25,10 @@ from tests.factories import Cast, make_key, make_tenant, set_limit
 def busy_tenant(cast: Cast) -> str:
     """A tenant with keys, limits and a week of requests."""
     make_tenant(f"Ministry of Long Names and Procurement, {cast.tenant.name}", owner=cast.owner)
-    keys = [make_key(cast.tenant, name=name).api_key for name in ("support bot, production", "notebook")]
+    names = ("support bot, production", "nightly-evaluation-of-the-research-group")
+    keys = [make_key(cast.tenant, name=name).api_key for name in names]
+    for key in keys:
+        ApiKeyUse.objects.create(api_key=key, last_used_at=timezone.now())
     for metric, amount in (
         (LimitMetric.REQUESTS, 600),
         (LimitMetric.TOKENS, 400_000),
