@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from datetime import timedelta
+from weakref import WeakSet
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -226,14 +228,26 @@ def test_a_revoked_key_is_refused_on_every_gateway_within_a_second():
     async_to_sync(main)()
 
 
-def test_caches_of_several_loops_do_not_meet():
+def test_caches_of_several_loops_do_not_meet_and_end_with_their_loops():
     issued = make_key()
-    authenticate = async_to_sync(authenticate_bearer)
-    assert authenticate(issued.secret)
+    loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    async def refusal() -> str | None:
+        loop = asyncio.get_running_loop()
+        loops.add(loop)
+        try:
+            await authenticate_bearer(issued.secret)
+        except RevokedKey as error:
+            return error.code
+        finally:
+            assert loop in auth._caches
+        return None
+
+    assert asyncio.run(refusal()) is None
     revoke_api_key(actor=TEST, api_key=issued.api_key)
-    with pytest.raises(RevokedKey):
-        authenticate(issued.secret)
-    assert len(auth._caches) <= 2
+    assert asyncio.run(refusal()) == RevokedKey.code
+    gc.collect()
+    assert not loops
 
 
 def test_last_use_is_written_once_a_minute_and_never_for_a_refused_key():
