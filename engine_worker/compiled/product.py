@@ -89,7 +89,13 @@ def group_panels(kind: int, depth: int) -> int:
 @njit(nogil=True)
 def scratch_floats(depth: int) -> int:
     """float32 numbers of scratch that a thread needs for products of this depth."""
-    return group_panels(FLOAT, depth) * depth * WIDTH + 2 * MAX_ROWS * WIDTH
+    return _widened_floats(depth) + 2 * MAX_ROWS * WIDTH
+
+
+@njit(nogil=True)
+def _widened_floats(depth: int) -> int:
+    """A group of panels in float32, or a gate's and its factor's, of which a group may hold but one."""
+    return max(2, group_panels(FLOAT, depth)) * depth * WIDTH
 
 
 @njit(nogil=True)
@@ -203,7 +209,7 @@ def gated(
     float32[tiles][panels * WIDTH][rows]; for bytes, which are rounded by rows, float32[tiles * rows][ldy].
     """
     each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
-    results = scratch + 4 * (scratch_floats(depth) - 2 * MAX_ROWS * WIDTH)
+    results = scratch + 4 * _widened_floats(depth)
     other = results + 4 * MAX_ROWS * WIDTH
     chunk, block, share = _portions(kind, 2 * panels, threads, tiles, rows, depth)
     chunk, block = max(1, chunk // 2), max(1, block // 2)
