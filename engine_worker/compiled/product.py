@@ -32,6 +32,8 @@ _NEAR_NUMBERS: Final = 192 << 10
 the one before is used. Where they are more, a tile of them stays in the first level, and meets a group of panels
 that stays in the second."""
 _GROUP_BYTES: Final = 384 << 10
+_PANELS: Final = 64
+"""Panels that a thread takes at once, at most: one that the system holds up does not keep the others waiting long."""
 _WORTH_WIDENING: Final = 3
 """Tiles from which on a panel is made float32 once, and not by each."""
 
@@ -100,15 +102,26 @@ def _widened_floats(depth: int) -> int:
 
 @njit(nogil=True)
 def _portions(
-    kind: int, panels: int, threads: int, tiles: int, rows: int, depth: int
+    kind: int, units: int, beside: int, threads: int, tiles: int, rows: int, depth: int
 ) -> tuple[int, int, int]:
-    """(chunk, block, share): panels that a thread takes at a time, two helpings each; those of them that meet all
-    tiles before the next do; and bytes of the next that are fetched while a tile meets one of these."""
-    chunk = (panels + 2 * threads - 1) // (2 * threads)
-    if tiles * rows * depth <= _NEAR_NUMBERS:
-        return min(chunk, 64), 1, panel_bytes(kind, depth) // tiles
-    chunk = min(chunk, group_panels(kind, depth))
-    return chunk, chunk, 0
+    """(chunks that threads take, units of a chunk that meet all tiles before the next do, bytes of the next panel that
+    are fetched while a tile meets one). A unit: `beside` panels."""
+    is_near = tiles * rows * depth <= _NEAR_NUMBERS
+    most = max(1, (_PANELS if is_near else group_panels(kind, depth)) // beside)
+    helpings = max(2, -(-units // (most * threads)))
+    chunks = min(units, helpings * threads)
+    if is_near:
+        return chunks, 1, panel_bytes(kind, depth) // tiles
+    return chunks, most, 0
+
+
+@njit(nogil=True)
+def chunk(number: int, chunks: int, units: int) -> tuple[int, int]:
+    """(first unit, one past the last): chunks of the same size, or the first of one unit more. Where there are as many
+    for each thread, each gets the same to do."""
+    size, more = units // chunks, units % chunks
+    first = number * size + min(number, more)
+    return first, first + size + (1 if number < more else 0)
 
 
 @njit(nogil=True)
@@ -160,13 +173,13 @@ def linear(
     thread's own.
     """
     each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
-    chunk, block, share = _portions(kind, panels, threads, tiles, rows, depth)
+    chunks, block, share = _portions(kind, panels, 1, threads, tiles, rows, depth)
     add = accumulate or bias != 0
     while True:
-        first = take(counter, chunk)
-        if first >= panels:
+        number = take(counter, 1)
+        if number >= chunks:
             return
-        last = min(first + chunk, panels)
+        first, last = chunk(number, chunks, panels)
         if bias != 0:
             for row in range(tiles * rows):
                 target = floats(y + 4 * (row * ldy + first * WIDTH), (last - first) * WIDTH)
@@ -211,13 +224,12 @@ def gated(
     each, of_x = panel_bytes(kind, depth), tile_bytes(kind, rows, depth)
     results = scratch + 4 * _widened_floats(depth)
     other = results + 4 * MAX_ROWS * WIDTH
-    chunk, block, share = _portions(kind, 2 * panels, threads, tiles, rows, depth)
-    chunk, block = max(1, chunk // 2), max(1, block // 2)
+    chunks, block, share = _portions(kind, panels, 2, threads, tiles, rows, depth)
     while True:
-        first = take(counter, chunk)
-        if first >= panels:
+        number = take(counter, 1)
+        if number >= chunks:
             return
-        last = min(first + chunk, panels)
+        first, last = chunk(number, chunks, panels)
         for begin in range(first, last, block):
             end = min(begin + block, last)
             wide, at = _widened(kind, w + 2 * begin * each, 2 * (end - begin), tiles, depth, scratch)

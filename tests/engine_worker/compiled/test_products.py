@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product as product_of
 
 import numpy as np
 import pytest
@@ -113,6 +114,19 @@ def test_gated(rows, depth, gelu, kind):
     got = y if kind == DOT else y.transpose(1, 2).reshape(tiles * height, -1)
     got = got[:rows, :inner]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4 if depth == 101 else 1e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 30, 512])
+def test_threads_get_the_same_to_do(rows, threads):
+    depth, (tiles, height) = 1536, tiling(rows)
+    for kind, beside, units in product_of((FLOAT, DOT), (1, 2), range(1, 120)):
+        chunks, block, _ = product._portions(kind, units, beside, threads, tiles, height, depth)
+        spans = [range(*product.chunk(number, chunks, units)) for number in range(chunks)]
+        assert [unit for span in spans for unit in span] == list(range(units))
+        shares = [sum(map(len, spans[thread::threads])) for thread in range(threads)]
+        assert max(shares) - min(shares) <= 1
+        assert block * beside <= max(beside, product.group_panels(kind, depth))
 
 
 @njit
