@@ -27,21 +27,25 @@ SCREENS = {"light": (1280, 800, "light"), "dark": (1280, 800, "dark"), "phone": 
 BETWEEN = (1024, 768, 360)
 """Widths of small windows, tablets and small phones, at which nothing may be hidden either."""
 
-HIDDEN = """() => [...document.querySelectorAll(".console .table-wrap, .console .code pre, .live-scroll")]
+HIDDEN = """async () => {
+    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+    return [...document.querySelectorAll(
+        ".table-wrap, .code pre, .live-scroll, .chart, :not(td) > .code.one-line > code")]
     .filter((wrap) => wrap.scrollWidth > wrap.clientWidth + 1)
-    .map((wrap) => wrap.getAttribute("aria-label"))"""
-"""Tables whose last columns nobody sees without scrolling, and programs whose lines' ends."""
+    .map((wrap) => wrap.getAttribute("aria-label") || wrap.textContent);
+}"""
+"""Tables whose last columns nobody sees without scrolling, programs whose lines' ends, names in a chart's legend."""
 
 CUT_LIST = """() => [...document.querySelectorAll("#result_list")]
     .map((list) => list.closest(".simplebar-content-wrapper"))
     .some((wrap) => wrap && wrap.scrollWidth > wrap.clientWidth + 1)"""
 """Whether a list of the admin hides its last columns."""
 
-TORN = """() => [...document.querySelectorAll("form.filters, .form-row")]
+TORN = """() => [...document.querySelectorAll(".filters, .form-row, .page-head > .form-actions")]
     .filter((form) => new Set(
         [...form.children].map((each) => Math.round(each.getBoundingClientRect().bottom)).filter(Boolean)).size > 1)
     .map((form) => form.textContent.replace(/\\s+/g, " ").slice(-60))"""
-"""Forms of one line that break into two."""
+"""Forms and buttons of one line that break into two."""
 
 WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
     .reduce(([sent, unpacked], entry) => [sent + entry.encodedBodySize, unpacked + entry.decodedBodySize], [0, 0])"""
@@ -120,6 +124,9 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], cast: Cast, id
             page.goto(f"{path_of('usage', ids)}?days=90&by={by}")
             ready(page, "usage")
             in_every_look(visitor, f"usage-by-{by}")
+        page.goto(path_of("request", ids | {"request_id": ids["refused_id"]}))
+        expect(page.get_by_role("heading", name="Refused request")).to_be_visible()
+        in_every_look(visitor, "request-refused")
 
 
 @pytest.mark.timeout(600)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.utils import timezone
 
 from inference.models import Announcement, Batch, ModelSetting, StoredFile, UsageRecord
+from inference.services.decision import LimitTold, Told, as_text
 from inference.services.partitions import ensure_partitions
+from inference.services.submission import new_request_id
 from inference.services.webhooks import create_webhook
-from tenants.models import ApiKey, ApiKeyUse, Membership, Role
-from tenants.principal import LimitMetric
+from tenants.models import ApiKey, ApiKeyUse, Membership, ModelPrice, Role, Tenant
+from tenants.principal import Calendar, LimitMetric, LimitScope
+from tenants.quotas.store import QuotaStore
 from tenants.services import Actor, create_project
 from tenants.services.data_copies import ask_for_copy
 from tenants.services.invitations import invitation_link, invite_member
@@ -20,6 +26,53 @@ from tenants.services.key_limits import KeyLimit, set_key_limits
 from tenants.services.service_accounts import create_service_account, issue_service_key
 from tests.e2e.site import MODEL
 from tests.factories import Cast, make_key, make_tenant, set_limit
+
+_PRICE = {
+    "input_microusd_per_mtok": 150_000,
+    "cached_input_microusd_per_mtok": 75_000,
+    "output_microusd_per_mtok": 600_000,
+}
+
+
+def a_decision(at: datetime, *, prompt_tokens: int, output_tokens: int) -> Told:
+    """About a request that five limits were asked for."""
+    limits = [
+        (LimitScope.TENANT, LimitMetric.REQUESTS, 600, 60, "", 1, 594),
+        (LimitScope.TENANT, LimitMetric.TOKENS, 400_000, 60, "", prompt_tokens + output_tokens, 391_207),
+        (LimitScope.TENANT, LimitMetric.CONCURRENCY, 64, 0, "", 1, 61),
+        (LimitScope.KEY, LimitMetric.REQUESTS, 60, 60, "", 1, 0),
+        (LimitScope.TIER, LimitMetric.COST, 250_000_000, 0, Calendar.MONTH, 3_072, 183_412_806),
+    ]
+    return Told(
+        at_ms=int(1000 * at.timestamp()), prompt_tokens=prompt_tokens, max_output_tokens=4096,
+        granted_output_tokens=output_tokens, seed=7_235_498_120_417, waited_ms=1250,
+        limits=[
+            LimitTold(
+                scope=scope, owner="", metric=metric, amount=amount, period_s=period_s, burst=amount, calendar=calendar,
+                is_hard=True, asked=asked, remaining=remaining, reset_after_ms=41_000,
+            )
+            for scope, metric, amount, period_s, calendar, asked, remaining in limits
+        ],
+    )  # fmt: skip
+
+
+def refuse_a_request(tenant: Tenant, key: ApiKey) -> str:
+    """As its key's limit would. The request's id."""
+    decision = a_decision(timezone.now(), prompt_tokens=1_207, output_tokens=512)
+    refusal = msgspec.structs.replace(
+        decision, binding=3, retry_after_ms=17_300, requested=1, request_id=new_request_id("chatcmpl"), model=MODEL,
+        key_id=str(key.public_id),
+    )  # fmt: skip
+    async_to_sync(_note)(str(tenant.public_id), as_text(refusal))
+    return refusal.request_id
+
+
+async def _note(tenant_public_id: str, text: str) -> None:
+    store = QuotaStore(settings.REDIS_URL, timeout_s=10, max_connections=1)
+    try:
+        await store.note_refusal(tenant_public_id, text)
+    finally:
+        await store.aclose()
 
 
 def busy_tenant(cast: Cast) -> str:
@@ -36,22 +89,34 @@ def busy_tenant(cast: Cast) -> str:
     ):
         set_limit(cast.tenant, metric, amount)
     now = timezone.now()
+    price, _ = ModelPrice.objects.get_or_create(
+        model=MODEL, defaults={"valid_from": now - timedelta(days=30), **_PRICE}
+    )
     for number in range(40):
+        prompt_tokens, completion_tokens = 37 * number + 12, 101 * number % 512
         finished = now - timedelta(hours=4 * number)
         created = finished - timedelta(milliseconds=900 + 211 * number)
         ensure_partitions([created.date()])
+        decision = a_decision(created, prompt_tokens=prompt_tokens, output_tokens=512)
         UsageRecord.objects.create(
             tenant=cast.tenant,
-            request_id=f"{cast.tenant.public_id}-{number}",
+            request_id=new_request_id("chatcmpl"),
             key_public_id=None if number % 3 == 0 else keys[number % 2].public_id,
             model=MODEL,
             tier="standard",
+            endpoint="/v1/chat/completions",
             finish_reason=("stop", "stop", "length", "stop", "cancelled", "deadline", "error")[number % 7],
             error_code="engine_error" if number % 7 == 6 else "",
-            prompt_tokens=37 * number + 12,
-            completion_tokens=101 * number % 512,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_microusd=(15 * prompt_tokens + 60 * completion_tokens) // 100,
+            price_public_id=price.public_id,
+            worker_id="engine-7c9d8bfb6-x2x4q-1b0f9c3e",
+            attempts=1,
+            decision=as_text(decision),
             created_at=created,
             day=created.date(),
+            claimed_at=finished - timedelta(milliseconds=800 + 205 * number),
             first_token_at=finished - timedelta(milliseconds=700 + 200 * number),
             finished_at=finished,
         )
@@ -99,6 +164,7 @@ def a_world(cast: Cast) -> dict[str, Any]:
     Announcement.objects.get_or_create(text="Tonight from 22:00 to 22:15 UTC the second machine is updated.")
     make_batches(cast, key)
     member = Membership.objects.for_tenant(tenant).get(user=cast.member)
+    records = UsageRecord.objects.filter(tenant=tenant).order_by("-created_at")
     return {
         "base": base,
         "tenant_id": tenant.public_id,
@@ -108,6 +174,7 @@ def a_world(cast: Cast) -> dict[str, Any]:
         "member_id": member.public_id,
         "account_id": account.public_id,
         "invitation_id": invitation.public_id,
-        "request_id": f"{tenant.public_id}-7",
+        "request_id": records[7].request_id,
+        "refused_id": refuse_a_request(tenant, key),
         "invitation": "/" + invitation_link(invitation).split("/", 3)[3],  # this process knows no port
     }
