@@ -24,6 +24,7 @@ from tenants.member_views import NewPersonForm
 from tenants.models import Tier, User
 from tenants.principal_selectors import tier_spec
 from tenants.row_security import bind_operator
+from tenants.selectors import default_tier
 from tenants.services import Actor, issue_api_key
 from tenants.services.first_run import (
     Setup,
@@ -180,7 +181,7 @@ def _page(
         "prompt_form": prompt_form or PromptForm(None, models),
         "checked": checked,
         "has_answered": _ANSWERED in request.session,
-        "tenant_form": tenant_form or TenantForm(initial={"tier": "standard"}),
+        "tenant_form": tenant_form or TenantForm(initial={"tier": default_tier()}),
         "key_form": key_form or KeyForm(),
     }
     return render(request, "inference/setup.html", context)

@@ -19,6 +19,7 @@ from tenants.models import (
     Project,
     QuotaLimit,
     Tenant,
+    Tier,
 )
 from tenants.principal import LimitScope, LimitSpec, Principal, Scope
 from tenants.principal_selectors import _limit_spec
@@ -39,6 +40,12 @@ def projects_of_keys(public_ids: Collection[UUID]) -> dict[tuple[int, UUID], UUI
         (tenant_id, public_id): project
         for tenant_id, public_id, project in rows.values_list("tenant_id", "public_id", "project__public_id")
     }
+
+
+def default_tier() -> Tier | None:
+    """Of a tenant for which nobody chose another: `standard`, or the first by rank where none has that name."""
+    tiers = list(Tier.objects.order_by("rank"))
+    return next((tier for tier in tiers if tier.name == "standard"), tiers[0] if tiers else None)
 
 
 def live_keys_made_before(moment: datetime) -> int:

@@ -16,7 +16,7 @@ from tenants.admin.limits import TenantLimitInline, TierLimitInline
 from tenants.confirmation import Question
 from tenants.counting import counted
 from tenants.models import Membership, Project, Tenant, Tier
-from tenants.selectors import with_people_and_keys
+from tenants.selectors import default_tier, with_people_and_keys
 from tenants.services import resume_tenant, suspend_tenant
 
 
@@ -81,6 +81,9 @@ class TenantAdmin(AuditedAdmin):
         (None, {"fields": ("name", "slug", "tier", "weight", "timezone")}),
         ("State", {"fields": ("public_id", "suspended_at", "suspended_reason", "created_at")}),
     )
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        return {"tier": default_tier(), **super().get_changeform_initial_data(request)}
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         # Before it is saved it has no state: the id that Django would show there is not the one that it gets.

@@ -9,6 +9,7 @@ from django.db import transaction
 
 from tenants.models import ApiKey, Role, Tenant, Tier, User
 from tenants.principal import LimitMetric, Scope
+from tenants.selectors import default_tier
 from tenants.services.api_keys import issue_api_key
 from tenants.services.audit import Actor, record_audit
 from tenants.services.limits import set_quota_limit
@@ -40,11 +41,10 @@ def ensure_demo(*, actor: Actor, new_key: bool = False, new_password: bool = Fal
     """Creates what is missing of the demo. Secrets are in the answer only when newly made; `new_key`
     and `new_password` make them anew, for one who has lost them."""
     # One at a time: two supervisors started together would else make two demo keys.
-    tier = Tier.objects.select_for_update().order_by("rank").filter(name="standard").first()
-    if tier is None:
-        tier = Tier.objects.select_for_update().order_by("rank").first()
+    tier = default_tier()
     if tier is None:
         raise RuntimeError("there is no tier: create one before the demo")
+    tier = Tier.objects.select_for_update().get(pk=tier.pk)
 
     password = None
     operator = User.objects.filter(email=DEMO_EMAIL).first()

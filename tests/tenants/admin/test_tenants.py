@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.db.models import F
 
 from tenants.models import AuditEntry, Membership, QuotaLimit, Role, Tenant, Tier, User
 from tenants.principal import LimitMetric
@@ -89,6 +90,17 @@ def test_a_new_tenant_is_told_whether_anything_limits_it(browser):
             message for message in messages if told and told in message
         ]
         assert len(messages) == (2 if told else 1), messages
+
+
+@pytest.mark.parametrize("has_standard", [True, False])
+def test_a_new_tenant_is_in_the_default_tier_unless_another_is_chosen(browser, has_standard):
+    Tier.objects.all().update(rank=F("rank") + 100)
+    Tier.objects.filter(name="standard").update(name="of-another-name")
+    tier = make_tier("standard" if has_standard else "usual", rank=40)
+    make_tier("realtime-too", rank=30 if has_standard else 50)
+    page = browser.get(url(Tenant, "add"))
+    assert page.context["adminform"].form["tier"].value() == tier.pk
+    assert re.search(rf'<option value="{tier.pk}" selected', page.content.decode())
 
 
 def test_what_is_not_saved_yet_has_no_id_to_show(browser):
