@@ -80,7 +80,8 @@ def members(request: HttpRequest, console: Console) -> HttpResponse:
     except ValidationError as error:
         form.add_error("email", error)
         return _members_page(request, console, form)
-    messages.success(request, f"{invitation.email} is invited.")
+    told = "and gets a mail with the link" if settings.MAIL_IS_SENT else "copy the link below and pass it on"
+    messages.success(request, f"{invitation.email} is invited: {told}.")
     return redirect("members", console.tenant.public_id)
 
 

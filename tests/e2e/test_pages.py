@@ -52,6 +52,12 @@ TORN = """() => [...document.querySelectorAll(".filters, .form-row, .page-head >
     .map((form) => form.textContent.replace(/\\s+/g, " ").slice(-60))"""
 """Forms and buttons of one line that break into two."""
 
+TORN_TEXT = """() => [...document.querySelectorAll("p")]
+    .filter((text) => /grid|flex/.test(getComputedStyle(text).display) && text.children.length &&
+        [...text.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && /\\w/.test(node.data)))
+    .map((text) => text.textContent.replace(/\\s+/g, " "))"""
+"""Sentences of which each link and each stretch of text is laid out by itself."""
+
 WEIGHT = """() => [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
     .reduce(([sent, unpacked], entry) => [sent + entry.encodedBodySize, unpacked + entry.decodedBodySize], [0, 0])"""
 """All that the page made the browser load, in bytes, from its cache or not: as it came, and uncompressed."""
@@ -80,6 +86,7 @@ def in_every_look(visitor: Visitor, name: str, *, context: str | None = None) ->
         wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= room, f"{name} is {wide} px wide on a screen of {room}"
         assert page.evaluate(HIDDEN) == [], f"{name} on {screen}"
+        assert page.evaluate(TORN_TEXT) == [], f"{name} on {screen}"
         if screen != "phone":
             assert page.evaluate(TORN) == [], f"{name} on {screen}"
         found = Axe().run(page, context=context, options={"runOnly": WCAG})
@@ -132,6 +139,16 @@ def test_pages_fit_and_can_be_read(visit: Callable[..., Visitor], cast: Cast, id
         page.goto(path_of("request", ids | {"request_id": ids["refused_id"]}))
         expect(page.get_by_role("heading", name="Refused request")).to_be_visible()
         in_every_look(visitor, "request-refused")
+
+
+@pytest.mark.timeout(300)
+def test_the_pages_of_a_new_tenant_fit(visit: Callable[..., Visitor], cast: Cast):
+    visitor = visit()
+    visitor.sign_in(cast.owner.email)
+    for name in ("overview", "keys", "projects", "limits", "usage", "requests", "batches", "alerts"):
+        visitor.page.goto(path_of(name, {"tenant_id": cast.tenant.public_id}))
+        expect(visitor.page.locator("h1")).to_have_count(1)
+        in_every_look(visitor, f"{name}-new")
 
 
 @pytest.mark.timeout(600)

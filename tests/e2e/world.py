@@ -90,7 +90,7 @@ def busy_tenant(cast: Cast) -> str:
         set_limit(cast.tenant, metric, amount)
     now = timezone.now()
     price, _ = ModelPrice.objects.get_or_create(
-        model=MODEL, defaults={"valid_from": now - timedelta(days=30), **_PRICE}
+        model="of-the-records", defaults={"valid_from": now - timedelta(days=30), **_PRICE}
     )
     for number in range(40):
         prompt_tokens, completion_tokens = 37 * number + 12, 101 * number % 512

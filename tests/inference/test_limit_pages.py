@@ -11,6 +11,7 @@ from django.utils import timezone
 from inference.services.ledger import record_usage
 from tenants.models import ApiKey, Role
 from tenants.services import add_member
+from tests.e2e.world import refuse_a_request
 from tests.factories import TEST, make_key, make_user, signed_in
 from tests.inference.ledger_driving import an_event
 
@@ -91,3 +92,20 @@ def test_a_key_is_told_to_wait_instead_of_being_refused(cast):
         owner.post(page, {"name": api_key.name, "over_a_rate": given})
         api_key.refresh_from_db()
         assert api_key.waits_for_rate == bool(given)
+
+
+def test_a_refusal_is_found_from_the_log_and_says_who_can_raise_its_limit(cast):
+    key = make_key(cast.tenant).api_key
+    request_id = refuse_a_request(cast.tenant, key)
+    limits, log = (reverse(name, args=[cast.tenant.public_id]) for name in ("limits", "requests"))
+    page = reverse("request", args=[cast.tenant.public_id, request_id])
+    key_page = reverse("key", args=[cast.tenant.public_id, key.public_id])
+    owner, member = signed_in(cast.owner), signed_in(cast.member)
+    assert f'href="{limits}#refused-title"' in owner.get(log).content.decode()
+    listed = owner.get(limits).content.decode()
+    assert 'id="refused-title"' in listed
+    assert f'href="{page}"' in listed
+    assert f'href="{key_page}"' in owner.get(page).content.decode()
+    seen_by_member = member.get(page).content.decode()
+    assert "an owner or admin of this tenant" in seen_by_member
+    assert f'href="{key_page}"' not in seen_by_member
