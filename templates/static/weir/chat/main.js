@@ -172,7 +172,8 @@ function onOver(found) {
   void save(found);
   if (found.conversation !== conversation) return;
   memory.keepNow();
-  announce(found.exchange.answer.error ? "The answer failed" : "The answer is complete");
+  const { error, finishReason } = found.exchange.answer;
+  announce(error ? "The answer failed" : finishReason === "cancelled" ? "The answer is stopped" : "The answer is complete");
   refresh();
   follower.follow();
 }
