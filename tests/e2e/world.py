@@ -56,12 +56,12 @@ def a_decision(at: datetime, *, prompt_tokens: int, output_tokens: int) -> Told:
     )  # fmt: skip
 
 
-def refuse_a_request(tenant: Tenant, key: ApiKey) -> str:
-    """As its key's limit would. The request's id."""
+def refuse_a_request(tenant: Tenant, key: ApiKey | None) -> str:
+    """As a limit of its key would, or, of the chat's, one of the tenant. The request's id."""
     decision = a_decision(timezone.now(), prompt_tokens=1_207, output_tokens=512)
     refusal = msgspec.structs.replace(
-        decision, binding=3, retry_after_ms=17_300, requested=1, request_id=new_request_id("chatcmpl"), model=MODEL,
-        key_id=str(key.public_id),
+        decision, binding=3 if key else 0, retry_after_ms=17_300, requested=1, request_id=new_request_id("chatcmpl"),
+        model=MODEL, key_id=str(key.public_id) if key else "",
     )  # fmt: skip
     async_to_sync(_note)(str(tenant.public_id), as_text(refusal))
     return refusal.request_id

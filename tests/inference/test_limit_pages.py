@@ -109,3 +109,8 @@ def test_a_refusal_is_found_from_the_log_and_says_who_can_raise_its_limit(cast):
     seen_by_member = member.get(page).content.decode()
     assert "an owner or admin of this tenant" in seen_by_member
     assert f'href="{key_page}"' not in seen_by_member
+    of_the_chat = reverse("request", args=[cast.tenant.public_id, refuse_a_request(cast.tenant, None)])
+    seen_by_owner = owner.get(of_the_chat).content.decode()
+    assert "the operator" in seen_by_owner
+    assert "Retry-After" in owner.get(page).content.decode()
+    assert "Retry-After" not in seen_by_owner, "a chat has no headers"
