@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from uuid import UUID
 
 from django.conf import settings
@@ -244,19 +244,33 @@ def _checked(url: str) -> str:
     url = url.strip()
     try:
         parts = urlsplit(url)
-        port = parts.port
     except ValueError:
-        raise ValidationError({"url": "This is no URL."}) from None
+        raise ValidationError(
+            {"url": "The square brackets must hold an IPv6 address: https://[2001:db8::1]/weir."}
+        ) from None
     schemes = {"https", "http"} if settings.WEBHOOK_NETWORKS else {"https"}
     if parts.scheme not in schemes or not parts.hostname:
         raise ValidationError({"url": "An address such as https://example.com/weir is wanted."})
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ValidationError({"url": "Only printable ASCII, please; escape the rest."})
-    if parts.username is not None or parts.password is not None or parts.fragment:
-        raise ValidationError({"url": "No user, password or fragment: the signature says who asks."})
-    if port == 0:
-        raise ValidationError({"url": "Port 0 is none."})
+    if parts.username is not None or parts.password is not None:
+        raise ValidationError(
+            {"url": "Leave out the user and password before the @: the signature says who asks."}
+        )
+    if parts.fragment:
+        raise ValidationError({"url": "Leave out what begins with #: it would not be sent."})
+    if parts.netloc.count(":") > 1 and "[" not in parts.netloc:
+        raise ValidationError({"url": "Put an IPv6 address in square brackets: https://[2001:db8::1]/weir."})
+    if not _has_usable_port(parts):
+        raise ValidationError({"url": "The port must be a number from 1 to 65535; without one it is 443."})
     return url
+
+
+def _has_usable_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _values(endpoint: WebhookEndpoint) -> dict[str, Any]:

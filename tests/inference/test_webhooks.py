@@ -295,6 +295,26 @@ def test_an_address_is_checked_when_it_is_given(tenant, settings):
     )
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://example.com:99999/", "a number from 1 to 65535"),
+        ("https://example.com:0/", "a number from 1 to 65535"),
+        ("https://example.com:abc/", "a number from 1 to 65535"),
+        ("https://a:b@example.com/", "Leave out the user and password"),
+        ("https://a@example.com:99999/", "Leave out the user and password"),
+        ("https://example.com/#x", "Leave out what begins with #"),
+        ("https://2001:db8::1/", "in square brackets"),
+        ("https://[2001:db8::1/", "square brackets must hold an IPv6 address"),
+        ("https://[example.com]/", "square brackets must hold an IPv6 address"),
+    ],
+)
+def test_an_address_that_is_wrong_is_told_what_to_change(tenant, settings, url, told):
+    settings.WEBHOOK_NETWORKS = []
+    with pytest.raises(ValidationError, match=told):
+        webhooks.create_webhook(actor=TEST, tenant=tenant, url=url)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_through_the_api(http, key):
     tenant = make_tenant()
