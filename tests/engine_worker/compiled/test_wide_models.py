@@ -1,4 +1,4 @@
-"""Layers as wide as real models': what the second-level cache holds of them differs from what it holds of tiny ones."""
+"""Layers of real models' shapes, random: what the second-level cache holds of them differs from what it holds of tiny ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ pytestmark = pytest.mark.skipif(WIDTH == 0, reason="no vector unit that is known
 LENGTHS = [29, 1, 150]
 BLOCK = 32
 SHAPES = {
-    # A layer of Llama 3.2 1B, with a fourth of its MLP, and one of Gemma 2 2B, with a fifth.
+    # Qwen3 0.6B, Llama 3.2 1B, Gemma 2 2B.
+    "qwen3": {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
     "llama": {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64},
     "gemma2": {"hidden_size": 2304, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
 }
+INNER = {"qwen3": 3072, "llama": 8192, "gemma2": 9216}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def wide(request, tmp_path_factory):
     shape = SHAPES[request.param]
     model_dir = tmp_path_factory.mktemp("wide")
-    rest = {"intermediate_size": 2048, "num_hidden_layers": 1, "initializer_range": 0.03}
+    rest = {"intermediate_size": INNER[request.param], "num_hidden_layers": 1, "initializer_range": 0.03}
     return make_tiny_model(model_dir, request.param, **shape, **rest), shape
 
 
