@@ -22,7 +22,7 @@ from engine_worker.compiled.memory import floats
 from engine_worker.compiled.pointwise import gelu_gate, silu_gate, turned
 from engine_worker.compiled.team import take
 from engine_worker.compiled.tile import BYTE, FLOAT, HALF, SIZES, tile, widen_bytes, widen_half
-from engine_worker.compiled.vector import MAX_ROWS, VECTORS, WIDTH
+from engine_worker.compiled.vector import CONVERTS_BESIDE, MAX_ROWS, VECTORS, WIDTH
 
 DOT: Final = 4
 """A kind of weights beside `tile`'s: bytes that meet bytes, see `dot`."""
@@ -35,7 +35,7 @@ _GROUP_BYTES: Final = 384 << 10
 _PANELS: Final = 64
 """Panels that a thread takes at once, at most: one that the system holds up does not keep the others waiting long."""
 _WORTH_WIDENING: Final = 3
-"""Tiles from which on a panel is made float32 once, and not by each."""
+"""Tiles from which on a panel is made float32 once, and not by each; float16 never where that costs a tile nothing."""
 
 
 def tiling(rows: int) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _one(
 @njit(nogil=True)
 def _widened(kind: int, panels: int, count: int, tiles: int, depth: int, scratch: int) -> tuple[int, int]:
     """`count` panels as the tiles meet them: (kind, address), where they are or in float32 in `scratch`."""
-    if kind in (FLOAT, DOT) or tiles < _WORTH_WIDENING:
+    if kind in (FLOAT, DOT) or tiles < _WORTH_WIDENING or (kind == HALF and CONVERTS_BESIDE):
         return kind, panels
     for number in range(count):
         source, target = panels + number * panel_bytes(kind, depth), scratch + 4 * number * depth * WIDTH

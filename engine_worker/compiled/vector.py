@@ -28,6 +28,8 @@ def _vector_unit() -> tuple[int, int]:
 
 LANES, MAX_ROWS = _vector_unit()
 """LANES is 0 where there is no vector unit that this package knows."""
+CONVERTS_BESIDE: Final = binding.get_host_cpu_name() == "znver5"
+"""Whether float16 becomes float32 in units that multiply nothing: measured, on a processor that this names."""
 VECTORS: Final = 2
 WIDTH: Final = VECTORS * LANES
 """Columns of a tile: b's rows are padded to it."""

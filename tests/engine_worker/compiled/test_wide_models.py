@@ -1,4 +1,4 @@
-"""Layers of real models' shapes, random: what the second-level cache holds of them differs from what it holds of tiny ones."""
+"""Layers of real models' shapes, random: the second-level cache holds less of them than of tiny ones."""
 
 from __future__ import annotations
 
