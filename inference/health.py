@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -13,12 +14,14 @@ from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse
 
 from engine_worker.broker import BrokerUnavailable
+from engine_worker.protocol import StartStage, WorkerStarting, WorkerStatus
 from inference.runtime import get_runtime
 
 log = structlog.get_logger(__name__)
 
 OK: Final = "ok"
 _TIMEOUT_S: Final = 2.0
+_RETRY_S: Final = 5
 _FRESH_S: Final = 1.0
 """An answer serves everybody who asks within this time: no number of probes makes more than one check a second."""
 
@@ -55,14 +58,28 @@ class Readiness:
             return "does not answer in time"
 
     async def _workers(self) -> tuple[str, str]:
+        broker = get_runtime().broker
         try:
-            workers = await get_runtime().broker.workers()
+            workers, starting = await asyncio.gather(broker.workers(), broker.starting())
         except BrokerUnavailable as error:
             log.warning("not_ready", part="redis", error=str(error))
             return "can't be reached", "unknown"
-        if not workers:
-            return OK, "none is alive"
-        return OK, OK if any(not worker.draining for worker in workers) else "all are draining"
+        return OK, said_of_workers(workers, starting.values())
+
+
+def said_of_workers(workers: Collection[WorkerStatus], starting: Collection[WorkerStarting]) -> str:
+    """`ok`, or why none of them takes requests and how long that is likely to last. Names no model."""
+    if any(not worker.draining for worker in workers):
+        return OK
+    compiling = [each.for_s for each in starting if each.stage == StartStage.COMPILING]
+    if compiling:
+        return (
+            "one is starting: it compiles its kernels, once per machine, which takes a minute or two; "
+            f"it has been at it for {max(compiling):.0f} s"
+        )
+    if starting:
+        return f"one is starting: it loads its model, for {max(each.for_s for each in starting):.0f} s so far"
+    return "all are draining" if workers else "none is alive"
 
 
 def _ask_database() -> str:
@@ -99,6 +116,9 @@ async def ready(request: HttpRequest) -> HttpResponse:
         readiness = _readiness[loop] = Readiness()
     checks = await readiness.checks()
     is_ready = all(answer == OK for answer in checks.values())
-    return _no_store(
+    response = _no_store(
         {"status": OK if is_ready else "unavailable", "checks": checks}, 200 if is_ready else 503
     )
+    if not is_ready:
+        response.headers["Retry-After"] = str(_RETRY_S)
+    return response

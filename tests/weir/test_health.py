@@ -22,6 +22,8 @@ from django.db import connection
 from psycopg.sql import SQL, Identifier, Literal
 
 from engine_worker.broker import WorkerBroker
+from engine_worker.protocol import StartStage, WorkerStarting
+from inference.health import said_of_workers
 from tests.e2e.site import MODEL, ROOT, Site, running_site
 from tests.engine_worker.broker.driving import card, status
 from tests.factories import make_key, make_tenant
@@ -84,6 +86,26 @@ def test_a_probe_needs_no_host_name_and_no_session(site: Site):
     assert readiness(site, wanted=200) == {"database": "ok", "redis": "ok", "workers": "ok"}
 
 
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([], "none is alive"),
+        ([(StartStage.LOADING, 3)], "one is starting: it loads its model, for 3 s so far"),
+        (
+            [(StartStage.LOADING, 90), (StartStage.COMPILING, 20.4)],
+            "one is starting: it compiles its kernels, once per machine, which takes a minute or two; "
+            "it has been at it for 20 s",
+        ),
+    ],
+)
+def test_while_a_worker_starts_it_is_told_what_that_is_at(stages: list[tuple[str, float]], said: str):
+    starting = [
+        WorkerStarting(worker_id="w", model="secret-model", stage=stage, for_s=for_s)
+        for stage, for_s in stages
+    ]
+    assert said_of_workers([], starting) == said
+
+
 def test_many_probes_are_one_check(site: Site):
     started = time.monotonic()
     with httpx.Client(timeout=10) as client:
@@ -97,6 +119,7 @@ def test_redis_that_hangs_makes_it_not_ready_but_alive(site: Site, valkey: Any):
     try:
         checks = readiness(site, wanted=503)
         assert checks == {"database": "ok", "redis": "can't be reached", "workers": "unknown"}
+        assert httpx.get(f"{site.url}/readyz", timeout=10).headers["retry-after"] == "5"
         assert httpx.get(f"{site.url}/healthz", timeout=2).status_code == 200
         status, found = doctor(site)
         assert status == 1
