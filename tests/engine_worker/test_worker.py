@@ -78,7 +78,7 @@ async def test_a_full_worker_claims_what_is_better_before_its_next_step(start, g
     engine = ScriptedEngine(max_num_seqs=2)
     start(engine, lease_ms=120_000)
     for n in range(3):
-        await put(gateway, make(f"low-{n}", tier_rank=2, sampling=SamplingParams(max_tokens=600)))
+        await put(gateway, make(f"low-{n}", tier_rank=2, sampling=SamplingParams(max_tokens=100_000)))
     await until(tokens_logged(gateway, model, "low-1", 5))
     engine.pause()
     await asyncio.sleep(0.1)  # for the publish of the last step
