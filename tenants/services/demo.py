@@ -40,10 +40,10 @@ class Demo:
 def ensure_demo(*, actor: Actor, new_key: bool = False, new_password: bool = False) -> Demo:
     """Creates what is missing of the demo. Secrets are in the answer only when newly made; `new_key`
     and `new_password` make them anew, for one who has lost them."""
-    # One at a time: two supervisors started together would else make two demo keys.
     tier = default_tier()
     if tier is None:
         raise RuntimeError("there is no tier: create one before the demo")
+    # One at a time: two supervisors started together would else make two demo keys.
     tier = Tier.objects.select_for_update().get(pk=tier.pk)
 
     password = None
