@@ -64,11 +64,16 @@ def test_what_has_the_focus_shows_it(visit: Callable[..., Visitor], cast: Cast, 
         assert page.evaluate(UNSEEN) == [], name
 
 
-def test_a_chat_is_asked_stopped_and_copied(visit: Callable[..., Visitor], cast: Cast):
+@pytest.fixture
+def page(visit: Callable[..., Visitor], cast: Cast) -> Page:
+    """The owner's, who may read the clipboard."""
     visitor = visit()
-    page = visitor.page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visitor.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visitor.sign_in(cast.owner.email)
+    return visitor.page
+
+
+def test_a_chat_is_asked_stopped_and_copied(page: Page):
     press(page, "link", "Chat")
     page.locator('#connection[data-state="open"]').wait_for()
     tab_to(page, "textbox", "Your message")
@@ -84,11 +89,7 @@ def test_a_chat_is_asked_stopped_and_copied(visit: Callable[..., Visitor], cast:
     assert page.evaluate("navigator.clipboard.readText()") == answer_of(page)
 
 
-def test_a_key_is_made_copied_and_revoked(visit: Callable[..., Visitor], cast: Cast):
-    visitor = visit()
-    page = visitor.page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    visitor.sign_in(cast.owner.email)
+def test_a_key_is_made_copied_and_revoked(page: Page):
     press(page, "link", "API keys")
     expect(page.get_by_role("heading", name="API keys")).to_be_visible()
     tab_to(page, "textbox", "Name")
