@@ -23,7 +23,9 @@ from inference.services.generation import Generation
 log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S: Final = 10.0
-_KEEP_ALIVE: Final = b": keep-alive\n\n"
+_KEEP_ALIVE: Final = b": keep-alive\n"
+"""A line alone: at an empty one behind it, readers that keep the last event's id (httpx-sse, the SDKs of OpenAI and
+Anthropic) find one more event, of no data."""
 DONE: Final = b"data: [DONE]\n\n"
 _ENCODER = msgspec.json.Encoder()
 

@@ -7,15 +7,16 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic._streaming
 import jsonschema
 import msgspec
+import openai._streaming
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from openai._streaming import SSEDecoder
 
 from inference.api.openapi import ApiDocument
-from inference.api.sse import Position, event
+from inference.api.sse import _KEEP_ALIVE, Position, event
 from inference.api.urls import api_document
 from inference.errors import InvalidRequest
 from inference.prompts import Message
@@ -33,18 +34,20 @@ VALUE = st.recursive(
 many = settings(max_examples=200, deadline=None)
 
 
+@pytest.mark.parametrize("decoder", [openai._streaming.SSEDecoder, anthropic._streaming.SSEDecoder])
 @many
 @given(
     sent=st.lists(st.tuples(VALUE, st.sampled_from(["", "12", "7."]), st.sampled_from(["", "a.b", "error"])))
 )
-@example([("\r\n data: x\u2028\x85", "", "")])
-def test_every_event_comes_through_an_independent_reader(sent):
-    wire = b"".join(event(data, event_id, name=name) + b": keep-alive\n\n" for data, event_id, name in sent)
+@example(sent=[("\r\n data: x\u2028\x85", "", "")])
+@example(sent=[({}, "12", ""), ({}, "13", "")])
+def test_every_event_and_no_other_comes_through_an_independent_reader(sent, decoder):
+    wire = b"".join(event(data, event_id, name=name) + _KEEP_ALIVE for data, event_id, name in sent)
 
     def pieces() -> Iterator[bytes]:
         yield from (wire[start : start + 7] for start in range(0, len(wire), 7))
 
-    read = [each for each in SSEDecoder().iter_bytes(pieces()) if each.data]
+    read = list(decoder().iter_bytes(pieces()))
     assert [(json.loads(each.data), each.event or "") for each in read] == [
         (data, name) for data, _, name in sent
     ]
