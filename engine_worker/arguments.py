@@ -8,27 +8,23 @@ its password to everybody on the machine.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine_worker.config import EngineConfig
 from engine_worker.worker_config import WorkerConfig
 
-_WORKER_FLAGS = {
-    "worker_id": "name of this process among the workers; made up when absent",
-    "lease_ms": "silent for so long, the worker loses its requests to others",
-    "drain_grace_s": "after SIGTERM, so long to finish what runs",
-    "redis_grace_s": "without Redis, go on computing for so long",
-    "canary_s": "an engine without work for so long is asked for a token",
-    "max_models": "models that the process may serve at once, loaded and unloaded by an operator",
-    "metrics_port": "where Prometheus finds the engine's metrics; 0: nowhere",
-    "metrics_host": "the address of that port",
-    "stall_s": "an engine with work and no step for so long counts as dead",
-}
+WORKER_FLAGS: Final = (
+    "worker_id", "lease_ms", "drain_grace_s", "redis_grace_s", "canary_s", "max_models", "metrics_port",
+    "metrics_host", "stall_s",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,38 +54,49 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
         "model_name", str, "what clients call it; else the NAME before =, else the last part of the path"
     )
     source.add("var_dir", Path, "where converted models are kept", default=Path("var"))
-    worker_types = typing.get_type_hints(WorkerConfig)
-    for name, text in _WORKER_FLAGS.items():
-        source.add(name, worker_types[name], text)
-    engine_types = typing.get_type_hints(EngineConfig)
+    source.add_fields(WorkerConfig, WORKER_FLAGS)
     engine_names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model_dir"]
-    for name in engine_names:
-        source.add(name, engine_types[name], "of the engine; see engine_worker/config.py")
+    source.add_fields(EngineConfig, engine_names)
     given = source.read(argv)
 
     model = given.get("model") or parser.error("which model? give --model NAME=DIRECTORY or set WEIR_MODEL")
     before, equals, after = str(model).partition("=")
     spec = after if equals else before
     name = source.flags["model_name"] or (before if equals else given.get("model_name")) or Path(spec).name
-    redis_url = _redis_url(environ)
-    if not redis_url:
-        parser.error("which Redis? set REDIS_URL, or REDIS_URL_FILE; beside `make run`: `manage.py engine`")
+    url = redis_url(environ, parser, "beside `make run`: `manage.py engine`")
     engine = {name: given[name] for name in engine_names if name in given}
-    worker = {name: given[name] for name in _WORKER_FLAGS if name in given}
+    worker = {name: given[name] for name in WORKER_FLAGS if name in given}
     return Arguments(
-        worker=WorkerConfig(
-            model=name, redis_url=redis_url, device=str(engine.get("device", "cpu")), **worker
-        ),
+        worker=WorkerConfig(model=name, redis_url=url, device=str(engine.get("device", "cpu")), **worker),
         engine=engine,
         model_spec=spec,
         var_dir=given["var_dir"],
     )
 
 
-def _redis_url(environ: Mapping[str, str]) -> str | None:
+def redis_url(environ: Mapping[str, str], parser: argparse.ArgumentParser, otherwise: str) -> str:
+    """What REDIS_URL says, or the file that REDIS_URL_FILE names. Exits as `parse` does where neither says anything;
+    `otherwise`: what else to do then."""
+    url = environ.get("REDIS_URL", "")
     if path := environ.get("REDIS_URL_FILE"):
-        return Path(path).read_text(encoding="utf-8").strip()
-    return environ.get("REDIS_URL")
+        try:
+            url = Path(path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            parser.error(f"REDIS_URL_FILE can't be read: {error}")
+    return url or parser.error(f"which Redis? set REDIS_URL, or REDIS_URL_FILE; {otherwise}")
+
+
+def _texts(config: type) -> dict[str, str]:
+    """What is written under each field, by its name."""
+    (definition,) = ast.parse(inspect.getsource(config)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
 
 
 class _Source:
@@ -115,8 +122,17 @@ class _Source:
             type=kind,
             choices=choices or None,
             metavar=metavar,
-            help=f"{text} (WEIR_{name.upper()})",
+            help=f"{text} (WEIR_{name.upper()})".replace("%", "%%"),
         )
+
+    def add_fields(self, config: Any, names: Sequence[str]) -> None:
+        """Those of a dataclass, told as they are there, with their defaults."""
+        hints, texts = typing.get_type_hints(config), _texts(config)
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        for name in names:
+            default = defaults[name]
+            is_told = default not in (None, "", dataclasses.MISSING)
+            self.add(name, hints[name], texts[name] + (f" Default: {default}." if is_told else ""))
 
     def read(self, argv: Sequence[str]) -> dict[str, Any]:
         self.flags = flags = vars(self._parser.parse_args(argv))

@@ -30,13 +30,13 @@ class EngineConfig:
     vllm_args: str = ""
     """Fields of vLLM's own AsyncEngineArgs as a JSON object, such as {"tensor_parallel_size": 4}."""
     device: str = "cpu"
-    """Or `cuda`, or `cuda:N`."""
+    """`cpu`, `cuda` or `cuda:N`."""
     threads: int | None = None
-    """Threads inside an operation; None: one per physical core that this process may use."""
+    """Threads inside an operation; not given: one per physical core that this process may use."""
     block_size: int = 32
     """Tokens per KV block, shared between requests when full; the last one of a sequence is half empty on average."""
     num_kv_blocks: int | None = None
-    """KV blocks in all, scratch block included; None: as many as `kv_cache_memory` holds."""
+    """KV blocks in all, scratch block included; not given: as many as `kv_cache_memory` holds."""
     kv_cache_memory: int = 2 << 30
     """Bytes for keys and values of all layers. On the CPU a page that is never used costs nothing."""
     swap_memory: int = 512 << 20
@@ -49,11 +49,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     """Tokens computed per step: every decode first, then chunks of prompts."""
     overlap: bool | None = None
-    """Schedule and launch each step while the one before it runs: the same tokens; docs/engine.md. None: on a GPU."""
+    """Schedule and launch each step while the one before it runs: the same tokens; docs/engine.md. Not given: on
+    a GPU."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory for weights, the largest step and the KV cache, which gets what the others leave."""
     max_model_len: int | None = None
-    """Prompt plus output; None: what the model was trained for. Never more than the KV cache holds."""
+    """Prompt plus output; not given: what the model was trained for. Never more than the KV cache holds."""
 
     adapters: str = ""
     """LoRA adapters in PEFT's format: "NAME=DIRECTORY,...". NAME@TENANT is for the tenant of that public id

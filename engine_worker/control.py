@@ -1,7 +1,7 @@
 """`python -m engine_worker.control WORKER load NAME=DIR` or `unload NAME`: what a worker process serves.
 
-WORKER is its id, as the operator's live page and the log show it; REDIS_URL says where. Workers obey that
-were started with --max-models above 1.
+WORKER is its id, as the operator's live page and the log show it; REDIS_URL, or the file that
+REDIS_URL_FILE names, says where the queue is. Workers obey that were started with --max-models above 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from engine_worker.arguments import redis_url
 from engine_worker.broker import BrokerUnavailable, ControlBroker
 from engine_worker.broker.commands import ModelAnswer
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     name, _, source = options.model.partition("=")
     if not name or (options.action == "load") != bool(source):
         parser.error("give NAME=DIR to load, NAME to unload")
-    url = environ.get("REDIS_URL") or parser.error("which Redis? set REDIS_URL")
+    url = redis_url(environ, parser, "beside `make run`: the console's live page does the same")
     try:
         answer = asyncio.run(_ask(url, options.worker, options.action, name, source, options.wait_s))
     except BrokerUnavailable as error:

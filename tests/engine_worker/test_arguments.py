@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_redis_url_may_lie_in_a_file(tmp_path):
     assert arguments.worker.redis_url == "redis://from-a-file"
 
 
+def test_help_says_what_each_setting_is_and_its_default(capsys):
+    with pytest.raises(SystemExit) as exited:
+        parse(["--help"], {})
+    assert exited.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--block-size BLOCK_SIZE Tokens per KV block" in told
+    assert "Sequences that run at once. Default: 64. (WEIR_MAX_NUM_SEQS)" in told
+    for flag in fields(EngineConfig):
+        assert flag.name == "model_dir" or f"(WEIR_{flag.name.upper()})" in told
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "named"),
     [
@@ -65,6 +77,7 @@ def test_the_redis_url_may_lie_in_a_file(tmp_path):
         (["--model", "a=b", "--prefix-cache", "maybe"], REDIS, "--prefix-cache"),
         (["--model", "a=b"], REDIS | {"WEIR_PREFIX_CACHE": "off?"}, "WEIR_PREFIX_CACHE"),
         (["--model", "a=b"], {}, "REDIS_URL"),
+        (["--model", "a=b"], {"REDIS_URL_FILE": "/none"}, "REDIS_URL_FILE"),
         (["--model", "a=b"], REDIS | {"WEIR_MAX_NUM_SEQS": "many"}, "WEIR_MAX_NUM_SEQS"),
         (["--model", "a=b"], REDIS | {"WEIR_PRECISION": "fp12"}, "WEIR_PRECISION"),
         (["--model", "a=b", "--precision", "fp12"], REDIS, "--precision"),

@@ -72,7 +72,9 @@ async def test_models_come_and_go_and_answer_as_they_do_alone(gateway, make, mod
 
     try:
         command = [config.worker_id, "load", f"{second}={sources[second]}", "--wait-s", "300"]
-        assert await asyncio.to_thread(control.main, command, {"REDIS_URL": redis_url}) == 0
+        (tmp_path / "url").write_text(f"{redis_url}\n")
+        environ = {"REDIS_URL_FILE": str(tmp_path / "url")}
+        assert await asyncio.to_thread(control.main, command, environ) == 0
         assert served.names == [first, second]
         assert served.engines() == {name: engines[name] for name in (first, second)}
         assert {first, second} <= {card.model for card in await gateway.model_cards()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from engine_worker.arguments import _WORKER_FLAGS
+from engine_worker.arguments import WORKER_FLAGS
 from engine_worker.config import EngineConfig
 from engine_worker.worker_config import WorkerConfig
 from weir.environment import BadEnvironment, Environment, generated_secret
@@ -87,7 +87,7 @@ def settings_of_gateways() -> set[str]:
 def settings_of_workers() -> dict[str, object]:
     """Each with its default."""
     found = {field.name: field.default for field in fields(EngineConfig) if field.name != "model_dir"}
-    found |= {field.name: field.default for field in fields(WorkerConfig) if field.name in _WORKER_FLAGS}
+    found |= {field.name: field.default for field in fields(WorkerConfig) if field.name in WORKER_FLAGS}
     return {f"WEIR_{name.upper()}": default for name, default in found.items()}
 
 
