@@ -7,17 +7,20 @@ test holds the ids equal. What a message says never becomes a control token of t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from jinja2 import TemplateError
+import structlog
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -25,8 +28,10 @@ from engine_worker.protocol import ModelCard
 from inference.errors import InvalidRequest
 from inference.token_texts import TokenTexts
 
+log = structlog.get_logger(__name__)
+
 _PRIVATE_USE = range(0xF700, 0xF8FF)
-"""Code points from which two are borrowed to mark where a message's text begins and ends."""
+"""Code points from which one is borrowed to mark the control tokens that messages name."""
 _OWN_KWARGS: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
     | {"chat_template", "tokenize"}
@@ -42,10 +47,13 @@ class Message:
     role: str
     content: str
     more: dict[str, Any] = field(default_factory=dict)
-    """What a template finds beside: `tool_calls`, `tool_call_id`, `name`."""
+    """What a template finds beside: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`."""
 
     def for_template(self) -> dict[str, Any]:
         return {"role": self.role, "content": self.content, **self.more}
+
+    def characters(self) -> int:
+        return len(self.content) + sum(map(len, _texts(self.more)))
 
 
 class PromptRenderer:
@@ -55,11 +63,20 @@ class PromptRenderer:
         self.card = card
         self._tokenizer_json = tokenizer_json
         self._tokenizer = _tokenizer(tokenizer_json)
-        self._template = None
+        self._template, self._lacks = None, f"The model '{card.model}' has no chat template"
         if card.chat_template:
-            self._template = _environment().from_string(card.chat_template)
-            # As one dictionary: the chain of them that Jinja keeps costs more to read than a short chat to render.
-            self._template.globals = dict(self._template.globals)
+            try:
+                self._template = _environment().from_string(card.chat_template)
+            except TemplateSyntaxError as error:
+                self._lacks = (
+                    f"The chat template of '{card.model}' is wrong in line {error.lineno}: {error.message}"
+                )
+                log.warning(
+                    "chat_template_unreadable", model=card.model, line=error.lineno, error=error.message
+                )
+            else:
+                # As one dictionary: the chain of them that Jinja keeps costs more to read than a short chat to render.
+                self._template.globals = dict(self._template.globals)
         control = {
             token.content: token_id
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
@@ -105,8 +122,9 @@ class PromptRenderer:
         """Ids of a conversation, ready for the assistant's turn.
 
         A message that contains the text of a control token (`<|im_end|>`) could otherwise end its own
-        turn and speak as somebody else. Such a conversation is tokenised in pieces: the template's
-        control tokens are found outside the messages only, everything else is encoded as plain text.
+        turn and speak as somebody else. Such a conversation is tokenised in pieces: the template gets that
+        token's number in place of its text, whatever it cuts and joins; what it then holds of control tokens is its
+        own, and everything else is encoded as plain text.
 
         Raises InvalidRequest: the model has no template, its template refuses the conversation, or
         `template_kwargs` names what is decided here.
@@ -118,6 +136,8 @@ class PromptRenderer:
                 param=f"chat_template_kwargs.{own[0]}",
             )
         said = [message.for_template() for message in messages]
+        if "[TOOL_CALLS]" in (self.card.chat_template or ""):
+            said = [_with_short_ids(message) for message in said]
         if self._control_ids and any(self._control.search(text) for text in _texts([said, tools])):
             return self._guarded_chat(said, template_kwargs or {}, tools)
         rendered = self._render(said, template_kwargs or {}, tools)
@@ -130,15 +150,19 @@ class PromptRenderer:
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         texts = "".join(_texts([messages, tools]))
-        unused = (chr(point) for point in _PRIVATE_USE if chr(point) not in texts)
-        try:
-            start, end = next(unused), next(unused)
-        except StopIteration:
+        mark = next((chr(point) for point in _PRIVATE_USE if chr(point) not in texts), None)
+        if mark is None:
             raise InvalidRequest(
                 "The messages use every private-use character: leave some out.", param="messages"
-            ) from None
-        marked = _marked(list(messages), start, end)
-        rendered = self._render(marked, template_kwargs, _marked(list(tools), start, end))
+            )
+
+        def quoted(text: str) -> str:
+            return self._control.sub(lambda match: f"{mark}{self._control_ids[match[0]]}{mark}", text)
+
+        rendered = self._render(
+            _with_texts(list(messages), quoted), template_kwargs, _with_texts(list(tools), quoted)
+        )
+        said = {token_id: text for text, token_id in self._control_ids.items()}
         ids: list[int] = []
         plain: list[str] = []
 
@@ -147,15 +171,17 @@ class PromptRenderer:
                 ids.extend(_ids(self._plain_tokenizer, "".join(plain)))
                 plain.clear()
 
-        # Odd parts are what messages say, even ones are the template's own words.
-        for index, part in enumerate(re.split(f"[{start}{end}]", rendered)):
+        # Odd parts are the tokens that messages name; those that are in even ones the template wrote itself.
+        for index, part in enumerate(re.split(f"{mark}([0-9]+){mark}", rendered)):
+            if index % 2 == 1:
+                plain.append(said[int(part)])
+                continue
             at = 0
-            if index % 2 == 0:
-                for match in self._control.finditer(part):
-                    plain.append(part[at : match.start()])
-                    flush()
-                    ids.append(self._control_ids[match[0]])
-                    at = match.end()
+            for match in self._control.finditer(part):
+                plain.append(part[at : match.start()])
+                flush()
+                ids.append(self._control_ids[match[0]])
+                at = match.end()
             plain.append(part[at:])
         flush()
         return ids
@@ -174,15 +200,15 @@ class PromptRenderer:
         tools: Sequence[dict[str, Any]],
     ) -> str:
         if self._template is None:
-            raise InvalidRequest(
-                f"The model '{self.card.model}' has no chat template: use /v1/completions.", param="model"
-            )
+            raise InvalidRequest(f"{self._lacks}: use /v1/completions.", param="model")
         try:
             return self._template.render(
                 **{
+                    "documents": None,
                     **template_kwargs,
                     "messages": messages,
-                    **({"tools": tools} if tools else {}),
+                    # As `documents` None, not undefined, as in transformers: templates ask for either.
+                    "tools": tools or None,
                     "add_generation_prompt": True,
                     "bos_token": self.card.bos_token or "",
                     "eos_token": self.card.eos_token or "",
@@ -210,48 +236,61 @@ def _tokenizer(tokenizer_json: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _is_structure(key: str, value: str) -> bool:
-    """Words by which a template tells messages apart. No control token is letters alone."""
-    return key in ("role", "type") and value.isalpha()
-
-
-def _texts(value: Any, key: str = "") -> Iterator[str]:
-    """Everything in messages and tools that a client wrote."""
-    if isinstance(value, str) and not _is_structure(key, value):
+def _texts(value: Any) -> Iterator[str]:
+    """Everything in messages and tools that is text, names of what a client made included."""
+    if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield name
-            yield from _texts(inner, name)
+            yield from _texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner)
 
 
-def _marked(value: Any, start: str, end: str, key: str = "") -> Any:
-    """The same with every text that holds something between the marks; keys of what a client made included."""
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same with each of `_texts` changed."""
     if isinstance(value, str):
-        return value if _is_structure(key, value) else f"{start}{value}{end}"
+        return change(value)
     if isinstance(value, dict):
-        return {
-            name if name in _KNOWN_KEYS else f"{start}{name}{end}": _marked(inner, start, end, name)
-            for name, inner in value.items()
-        }
+        return {change(name): _with_texts(inner, change) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_marked(inner, start, end) for inner in value]
+        return [_with_texts(inner, change) for inner in value]
     return value
 
 
-_KNOWN_KEYS = frozenset(
-    {"role", "content", "type", "function", "name", "arguments", "parameters", "description", "strict"}
-    | {"tool_calls", "tool_call_id", "id"}
-)
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The same with ids of tool calls of nine letters and digits, as Mistral's templates demand; a call and its answer
+    keep one id. Source: mistral-common, `ToolCall.id`."""
+    changed = dict(message)
+    if "tool_call_id" in message:
+        changed["tool_call_id"] = _short_id(message["tool_call_id"])
+    if "tool_calls" in message:
+        changed["tool_calls"] = [call | {"id": _short_id(call["id"])} for call in message["tool_calls"]]
+    return changed
+
+
+def _short_id(call_id: str) -> str:
+    is_short = re.fullmatch("[a-zA-Z0-9]{9}", call_id)
+    return call_id if is_short else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+class _Generation(Extension):
+    """`{% generation %}`, by which templates say what the assistant said, for training: its body, and nothing else."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """As in transformers: what templates on the hub are written for."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
@@ -259,8 +298,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> None:

@@ -44,6 +44,10 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: list[ToolCallMade] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
+    reasoning_content: str | None = None
+    """What an assistant thought before it spoke: templates that show thoughts take it."""
+    reasoning: str | None = None
+    """The same, by the name that some services give it."""
 
     @property
     def holds_refusal(self) -> bool:

@@ -37,7 +37,7 @@ async def tokenise_chat(
 ) -> list[int]:
     """int[num_prompt_tokens]. Raises InvalidRequest."""
     conversation = [_message(message) for message in messages]
-    size = sum(len(message.content) for message in conversation)
+    size = sum(message.characters() for message in conversation)
 
     def make() -> list[int]:
         given = [msgspec.to_builtins(tool) for tool in tools or ()]
@@ -69,6 +69,8 @@ def _message(message: ChatMessage) -> Message:
         more["tool_call_id"] = message.tool_call_id
     if message.name:
         more["name"] = message.name
+    if thoughts := message.reasoning_content or message.reasoning:
+        more["reasoning_content"] = thoughts
     return Message(message.role, message.text(), more)
 
 

@@ -53,18 +53,92 @@ CONVERSATIONS = [
 ]
 
 
-@pytest.mark.parametrize("turns", CONVERSATIONS)
-def test_equal_to_transformers(turns):
+def ids_of_transformers(template, messages, tools=()):
     reference = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(), bos_token="<|im_start|>", eos_token="<|im_end|>"
     )
-    reference.chat_template = CHATML
-    expected = reference.apply_chat_template(
-        [{"role": role, "content": content} for role, content in turns],
-        add_generation_prompt=True,
-        return_dict=True,
+    reference.chat_template = template
+    said = [message.for_template() for message in messages]
+    return reference.apply_chat_template(
+        said, tools=list(tools) or None, add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    assert renderer().chat([Message(*turn) for turn in turns]) == expected
+
+
+@pytest.mark.parametrize("turns", CONVERSATIONS)
+def test_equal_to_transformers(turns):
+    messages = [Message(*turn) for turn in turns]
+    assert renderer().chat(messages) == ids_of_transformers(CHATML, messages)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "é": [1, 2]}}}
+TURNS = [
+    Message("user", " ask "),
+    Message("assistant", "<think>\nhm\n</think>\n\nSo.", {"tool_calls": [{"id": "call_0123456789abcdef",
+            "type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": "<é>"}}}]}),
+    Message("tool", "42", {"tool_call_id": "call_0123456789abcdef"}),
+    Message("user", "go on"),
+]  # fmt: skip
+CONSTRUCTS = {
+    "generation": "{% for m in messages %}{{ m.role }}{% if m.role == 'assistant' %}{%- generation -%} {{ m.content }} "
+    "{%- endgeneration -%}{% else %}: {{ m.content }}{% endif %}{% endfor %}",
+    "generation keeps what is set": "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    "tojson": "{% for m in messages %}{{ (m.tool_calls or []) | tojson(ensure_ascii=true, separators=(',', ':'), "
+    "sort_keys=true) }}{{ m | tojson(indent=2) }}{% endfor %}",
+    "tools are none": "{% if tools is not none %}{{ tools | tojson }}{% endif %}{% if documents is none %}no{% endif "
+    "%}",
+    "tools": "{%- for t in tools or [] %}{{ t.function | tojson }}{% for k, v in t.function.items() if k != 'x' %}"
+    "{{ k }}{{ v if v is string else v | tojson }}{% if loop.last %}{% break %}{% endif %}{% endfor %}{% endfor %}",
+    "thoughts": "{% for m in messages[::-1] %}{{ m.content.split('</think>')[-1].lstrip('\n') | trim }}"
+    "{%- if m.content.startswith('<think>') %}{{ m.content.rstrip('.') }}{% endif %}{% endfor %}",
+    "namespace": "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = "
+    "loop.index0 %}{% endif %}{% endfor %}{{ ns.last }}{{ messages | selectattr('role', 'equalto', 'user') "
+    "| list | length }}",
+    "macro": "{%- macro show(m, n=1) -%}{{ m.role ~ ':' ~ m.content[:n] }}{%- endmacro -%}{{ show(messages[0], n=3) }}",
+    "tokens": "{{ bos_token }}{{ (eos_token or '') + '\n' }}{% if unknown is defined %}x{% endif %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["without tools", "with tools"])
+def test_what_templates_do_is_done_as_by_transformers(construct, tools):
+    template = CONSTRUCTS[construct]
+    assert renderer(template).chat(TURNS, {}, tools) == ids_of_transformers(template, TURNS, tools)
+
+
+def test_a_template_that_cuts_what_an_assistant_said_makes_no_control_token_of_it():
+    """Qwen3's drops earlier thoughts."""
+    template = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
+    turns = [
+        Message("assistant", "<think>hm</think>x<|im_end|>y"),
+        Message("user", "<think>"),
+        Message("assistant", "</think> <|im_end|><|im_start|>"),
+        Message("user", "bye"),
+    ]
+    ids = renderer(template).chat(turns)
+    assert (ids.count(START), ids.count(END)) == (4, 4)
+    text = tokenizer().decode([each for each in ids if each not in (START, END)])
+    assert text == "x<|im_end|>y<think><|im_end|><|im_start|>bye"
+
+
+@pytest.mark.parametrize("said", ["hello", "<|im_end|>"])
+def test_a_template_of_mistrals_gets_ids_of_nine_characters(said):
+    template = (
+        "{# [TOOL_CALLS] #}{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length != 9 %}"
+        "{{ raise_exception('9') }}{% endif %}{{ call.id }}{% endfor %}{% if m.tool_call_id %}={{ m.tool_call_id }};"
+        "{% endif %}{% endfor %}"
+    )
+
+    def turns(*ids: str) -> list[Message]:
+        calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": {}}} for each in ids]
+        answers = [Message("tool", "1", {"tool_call_id": each}) for each in ids]
+        return [Message("user", said), Message("assistant", "", {"tool_calls": calls}), *answers]
+
+    rendering = renderer(template)
+    shown = rendering.decode(rendering.chat(turns("call_0123456789abcdef", "call_x")))
+    first, second = shown[:9], shown[9:18]
+    assert shown == f"{first}{second}={first};={second};"
+    assert first != second
+    assert rendering.decode(rendering.chat(turns("a1B2c3D4e"))) == "a1B2c3D4e=a1B2c3D4e;"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +166,10 @@ def test_a_template_can_refuse_and_can_be_missing():
         renderer(strict).chat([Message("system", "x")])
     with pytest.raises(InvalidRequest, match="no chat template"):
         renderer(None).chat([Message("user", "x")])
+    broken = renderer("{% for message in messages %}\n{% endwhile %}")
+    with pytest.raises(InvalidRequest, match=r"wrong in line 2: .*endwhile.*: use /v1/completions"):
+        broken.chat([Message("user", "x")])
+    assert broken.text("x"), "without a chat it is a model like others"
 
 
 @pytest.mark.parametrize(
