@@ -29,9 +29,9 @@ def read_model_card(
     `context_length` is what the engine accepts, which may be less than what the model was trained for.
     `dimensions` makes it an embedding model's.
     """
-    config = _json(directory / "config.json")
-    generation = _json(directory / "generation_config.json", optional=True)
-    tokenizer_config = _json(directory / "tokenizer_config.json", optional=True)
+    config = read_json(directory / "config.json")
+    generation = read_json(directory / "generation_config.json", optional=True)
+    tokenizer_config = read_json(directory / "tokenizer_config.json", optional=True)
     try:
         tokenizer = (directory / "tokenizer.json").read_bytes()
     except OSError as error:
@@ -46,8 +46,8 @@ def read_model_card(
         vocab_size=int(text_config["vocab_size"]),
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
-        bos_token=_token(tokenizer_config.get("bos_token")),
-        eos_token=_token(tokenizer_config.get("eos_token")),
+        bos_token=token_text(tokenizer_config.get("bos_token")),
+        eos_token=token_text(tokenizer_config.get("eos_token")),
         chat_template=_chat_template(directory, tokenizer_config),
         dtype=dtype,
         kind="embedding" if dimensions else "generate",
@@ -57,7 +57,7 @@ def read_model_card(
     return card, tokenizer
 
 
-def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -71,7 +71,7 @@ def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def _token(value: Any) -> str | None:
+def token_text(value: Any) -> str | None:
     """Either a string or an AddedToken written out."""
     content = value.get("content") if isinstance(value, dict) else value
     return None if content is None else str(content)

@@ -6,7 +6,7 @@ Which way a model writes is told by its chat template. Tagged, as Hermes, Qwen a
     {"name": "f", "arguments": {...}}
     </tool_call>
 
-Bare, as Llama 3 and Mistral: the whole answer is one such object, or a list of them.
+Bare, as Llama 3 and Mistral: the whole answer is one such object, or a list of them, or several one after the other.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ _END: Final = "</tool_call>"
 _HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+
+
+_BETWEEN: Final = " \t\r\n;,"
+_DECODER: Final = json.JSONDecoder()
 
 
 class Style(Enum):
@@ -241,11 +245,9 @@ class ToolCallParser:
         return [text] if text else []
 
     def _whole(self, text: str) -> list[Part]:
-        """The calls in one JSON text; none if it is no such text."""
+        """The calls in a JSON text, or in several; none if it is something else."""
         try:
-            calls = json.loads(text)
-            calls = calls if isinstance(calls, list) else [calls]
-            found = [(call["name"], _arguments_of(call)) for call in calls]
+            found = [(call["name"], _arguments_of(call)) for call in _values(text)]
         except (ValueError, TypeError, KeyError, RecursionError):
             return []
         parts: list[Part] = []
@@ -285,6 +287,17 @@ class _JsonEnd:
                 if self.depth == 0:
                     return at + 1
         return None
+
+
+def _values(text: str) -> list[Any]:
+    """What JSON texts hold that follow each other, as Llama 3 writes several calls; of a list, its items."""
+    found: list[Any] = []
+    rest = text.lstrip()
+    while rest:
+        value, end = _DECODER.raw_decode(rest)
+        found += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip(_BETWEEN)
+    return found
 
 
 def _arguments_of(call: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.errors import UnsupportedModel
+from engine_worker.model_card import read_json, token_text
 from engine_worker.runner import group
 from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
 
@@ -55,7 +56,7 @@ def read_vocabulary(model_dir: Path, config: PretrainedConfig) -> Vocabulary:
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return Vocabulary(
         tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(model_dir, config),
+        eos_token_ids=_eos_token_ids(model_dir, config, tokenizer),
         size=min(config.vocab_size, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1),
         special_token_ids=frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -118,12 +119,17 @@ def _refuse_weights(model_dir: Path) -> None:
     raise UnsupportedModel(f"{model_dir} lacks weights: {missing[0]} is missing")
 
 
-def _eos_token_ids(model_dir: Path, config: PretrainedConfig) -> frozenset[int]:
-    """All of them: instruct models often name a second one only in generation_config.json."""
-    generation = model_dir / "generation_config.json"
-    named = [config.eos_token_id]
-    if generation.is_file():
-        named.append(json.loads(generation.read_text()).get("eos_token_id"))
+def _eos_token_ids(model_dir: Path, config: PretrainedConfig, tokenizer: Tokenizer) -> frozenset[int]:
+    """All of them: instruct models often name a second one only in generation_config.json, and fine-tuned ones the end
+    of their turns only as their tokenizer's."""
+    tokenizers_own = token_text(
+        read_json(model_dir / "tokenizer_config.json", optional=True).get("eos_token")
+    )
+    named = (
+        config.eos_token_id,
+        read_json(model_dir / "generation_config.json", optional=True).get("eos_token_id"),
+        None if tokenizers_own is None else tokenizer.token_to_id(tokenizers_own),
+    )
     ids: set[int] = set()
     for value in named:
         if value is not None:

@@ -62,6 +62,13 @@ CASES = [
         "",
         [("f", "{}"), ("g", "{}")],
     ),
+    (
+        BARE,
+        '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}\n',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
+    (BARE, '{"name": "f", "parameters": {}} is how', '{"name": "f", "parameters": {}} is how', []),
     (BARE, "{not json}", "{not json}", []),
     (BARE, "text {}", "text {}", []),
 ]
