@@ -84,6 +84,7 @@ def _engine(name: str, directory: Path, arguments: Arguments) -> tuple[Engine, D
         directory,
         context_length=engine.limits.max_model_len,
         dtype=config.precision,
+        has_sampling=arguments.worker.model_sampling,
         adapters=config.adapter_tenants(),
     )
 

@@ -22,8 +22,8 @@ from engine_worker.config import EngineConfig
 from engine_worker.worker_config import WorkerConfig
 
 WORKER_FLAGS: Final = (
-    "worker_id", "lease_ms", "drain_grace_s", "redis_grace_s", "canary_s", "max_models", "metrics_port",
-    "metrics_host", "stall_s",
+    "worker_id", "lease_ms", "drain_grace_s", "redis_grace_s", "canary_s", "max_models", "model_sampling",
+    "metrics_port", "metrics_host", "stall_s",
 )  # fmt: skip
 
 

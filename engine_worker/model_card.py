@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine_worker.protocol import ModelCard
+import msgspec
+import structlog
+
+from engine_worker.protocol import ModelCard, SamplingDefaults
+
+log = structlog.get_logger(__name__)
 
 
 class ModelCardError(Exception):
@@ -23,11 +28,13 @@ def read_model_card(
     dtype: str,
     adapters: Mapping[str, str] | None = None,
     dimensions: int = 0,
+    has_sampling: bool = True,
 ) -> tuple[ModelCard, bytes]:
     """The card, and the bytes of the `tokenizer.json` that it names.
 
     `context_length` is what the engine accepts, which may be less than what the model was trained for.
-    `dimensions` makes it an embedding model's.
+    `dimensions` makes it an embedding model's. `has_sampling`: whether generation_config.json has a say in how it is
+    sampled.
     """
     config = read_json(directory / "config.json")
     generation = read_json(directory / "generation_config.json", optional=True)
@@ -49,12 +56,26 @@ def read_model_card(
         bos_token=token_text(tokenizer_config.get("bos_token")),
         eos_token=token_text(tokenizer_config.get("eos_token")),
         chat_template=_chat_template(directory, tokenizer_config),
+        sampling=_sampling(generation if has_sampling else {}, directory),
         dtype=dtype,
         kind="embedding" if dimensions else "generate",
         dimensions=dimensions,
         adapters=dict(adapters or {}),
     )
     return card, tokenizer
+
+
+def _sampling(generation: Mapping[str, Any], directory: Path) -> SamplingDefaults:
+    """What is out of range is left out: it is advice."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(SamplingDefaults):
+        value = generation.get(field.name)
+        try:
+            found[field.name] = msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            file = directory / "generation_config.json"
+            log.warning("generation_config_ignored", file=str(file), field=field.name, error=str(error))
+    return SamplingDefaults(**found)
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION: Final = 1
 
@@ -257,6 +258,16 @@ def charged_prompt_tokens(*, finish_reason: str, prompt_tokens: int, completion_
     return prompt_tokens
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How a model's makers want it sampled, in `SamplingParams`' terms; None: they say nothing."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10.0)] | None = None
+
+
 class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Worker -> Redis: what the gateway must know of a served model to render, tokenise and validate for it."""
 
@@ -274,6 +285,8 @@ class ModelCard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bos_token: str | None = None
     eos_token: str | None = None
     chat_template: str | None = None
+    sampling: SamplingDefaults = SamplingDefaults()
+    """Where a request names nothing, and the operator neither."""
     dtype: str = "float32"
     kind: str = "generate"
     """Or `embedding`: each text gives one vector."""

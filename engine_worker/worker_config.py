@@ -35,6 +35,9 @@ class WorkerConfig:
     max_models: int = 1
     """Models that the process serves at once; above 1 an operator can load and unload them, and each engine gets an
     equal part of the memory for keys and values."""
+    model_sampling: bool = True
+    """Where neither request nor operator name temperature, top_k, top_p, min_p or repetition_penalty, take what the
+    model's generation_config.json says. False: temperature 1 and nothing else, as OpenAI's API has it."""
     metrics_port: int = 0
     """Where Prometheus finds the engine's metrics; 0: nowhere."""
     metrics_host: str = "127.0.0.1"

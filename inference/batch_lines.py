@@ -100,7 +100,7 @@ class Line:
             is_streamed=False,
             **self._how,
         )
-        response = new_response(body, self._how["request_id"])
+        response = new_response(body, self._how["request_id"], chat.model)
         response.service_tier = self._principal.tier.name
         shape = ResponseShape(response, chat.tool_form)
         async for _, chunk in self._chunks([chat.generation]):

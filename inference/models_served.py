@@ -60,6 +60,13 @@ class ServedModel:
         own = (self.card.model, self.alias) if self.alias else (self.card.model,)
         return (*own, *(f"{name}:{self.adapter}" for name in own)) if self.adapter else own
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """What holds where a request names nothing, by field: the operator's, or else the model's own."""
+        own = msgspec.structs.asdict(self.card.sampling)
+        here = {"temperature": self.defaults.temperature, "top_p": self.defaults.top_p}
+        both = own | {name: value for name, value in here.items() if value is not None}
+        return {name: value for name, value in both.items() if value is not None}
+
     @property
     def asked_name(self) -> str:
         name = self.alias or self.card.model

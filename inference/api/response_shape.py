@@ -11,6 +11,7 @@ import msgspec
 from engine_worker.protocol import Chunk, Finish, FinishReason
 from inference.api.sse import event
 from inference.errors import ApiError
+from inference.models_served import ServedModel
 from inference.schemas import response_answers as out
 from inference.schemas.responses import ResponseRequest
 from inference.tool_calls import CallStarted, Part, ToolCallParser, ToolFormat
@@ -137,8 +138,9 @@ def framed(told: Event, _event_id: str = "") -> bytes:
     return event(told, name=told["type"])
 
 
-def new_response(body: ResponseRequest, response_id: str) -> out.ResponseObject:
+def new_response(body: ResponseRequest, response_id: str, model: ServedModel) -> out.ResponseObject:
     """As it is before its first token."""
+    sampled = {"temperature": 1.0, "top_p": 1.0} | model.sampling_defaults()
     config = msgspec.to_builtins(body.text) if body.text else {}
     return out.ResponseObject(
         id=response_id,
@@ -152,11 +154,11 @@ def new_response(body: ResponseRequest, response_id: str) -> out.ResponseObject:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         store=body.store is not False,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=sampled["temperature"] if body.temperature is None else body.temperature,
         text={"format": config.get("format") or {"type": "text"}, "verbosity": "medium"},
         tool_choice=msgspec.to_builtins(body.tool_choice) if body.tool_choice else "auto",
         tools=msgspec.to_builtins(body.tools) if body.tools else [],
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=sampled["top_p"] if body.top_p is None else body.top_p,
         user=body.user,
         metadata=body.metadata or {},
     )

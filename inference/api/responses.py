@@ -70,7 +70,7 @@ async def _create(call: ApiCall) -> HttpResponse | StreamingHttpResponse:
         may_exist=call.may_exist,
     )
     generation = chat.generation
-    response = new_response(body, response_id)
+    response = new_response(body, response_id, chat.model)
     response.service_tier = told_tier(body.service_tier, own=own_tier, served=call.principal.tier)
     shape = ResponseShape(response, chat.tool_form)
     kept = Kept(call.principal.tenant_id, generation.ticket.model, items, len(own), response, False)

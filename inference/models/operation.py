@@ -38,7 +38,7 @@ class ModelSetting(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(0), MaxValueValidator(2)],
-        help_text="Where a request names none. Empty: 1.",
+        help_text="Where a request names none. Empty: as the model's generation_config.json says, else 1.",
     )
     top_p = models.FloatField(
         null=True,

@@ -76,13 +76,10 @@ class Submission:
         return min(context - prompt, cap)
 
     def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
-        """What the operator set for the model holds where the request names nothing."""
-        defaults = self.model.defaults
-        if self.fields.temperature is None and defaults.temperature is not None:
-            sampling = msgspec.structs.replace(sampling, temperature=defaults.temperature)
-        if self.fields.top_p is None and defaults.top_p is not None:
-            sampling = msgspec.structs.replace(sampling, top_p=defaults.top_p)
-        return sampling
+        """What the operator or the model itself wants holds where the request names nothing."""
+        defaults = self.model.sampling_defaults()
+        unnamed = {name: value for name, value in defaults.items() if getattr(self.fields, name) is None}
+        return msgspec.structs.replace(sampling, **unnamed) if unnamed else sampling
 
 
 def new_request_id(prefix: str) -> str:

@@ -4,8 +4,10 @@ import hashlib
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine_worker.model_card import ModelCardError, read_model_card
+from engine_worker.protocol import SamplingDefaults
 
 
 @pytest.fixture
@@ -54,6 +56,29 @@ def test_generation_config_and_templates_win(directory):
     )
     (directory / "chat_template.jinja").write_text("J")
     assert read_model_card("m", directory, context_length=512, dtype="fp32")[0].chat_template == "J"
+
+
+def test_what_its_makers_say_of_sampling_is_passed_on_where_it_can_be(directory):
+    said = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0,
+        "repetition_penalty": None,
+        "do_sample": True,
+    }
+    (directory / "generation_config.json").write_text(json.dumps(said))
+
+    def sampling(**more):
+        return read_model_card("m", directory, context_length=1, dtype="fp32", **more)[0].sampling
+
+    assert sampling() == SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.0)
+    assert sampling(has_sampling=False) == SamplingDefaults()
+    wrong = {"temperature": -1, "top_k": "many", "top_p": 0, "repetition_penalty": 1.05}
+    (directory / "generation_config.json").write_text(json.dumps(wrong))
+    with capture_logs() as logs:
+        assert sampling() == SamplingDefaults(repetition_penalty=1.05)
+    assert [entry["field"] for entry in logs] == ["temperature", "top_k", "top_p"]
 
 
 def test_the_revision_follows_the_weights(directory):

@@ -20,6 +20,7 @@ from engine_worker.protocol import (
     PositionLogprobs,
     ProtocolError,
     ProtocolVersionError,
+    SamplingDefaults,
     SamplingParams,
     TokenLogprob,
     UsageEvent,
@@ -105,6 +106,7 @@ MESSAGES: list[Any] = [
         eos_token_ids=[1],
         tokenizer_sha256="s",
         chat_template="{{ x }}",
+        sampling=SamplingDefaults(temperature=0.6, top_k=20),
     ),
     WorkerStarting(worker_id="w", model="m", stage="compiling", for_s=1.5),
     WorkerStatus(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from msgspec import structs
+from msgspec import convert, structs
 from redis import asyncio as aioredis
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
 from engine_worker.broker import Held, WorkerBroker, keys
-from engine_worker.protocol import GenerateRequest, ModelCard, Rung, WorkerStatus
+from engine_worker.protocol import GenerateRequest, ModelCard, Rung, SamplingDefaults, WorkerStatus
 from inference import models_served
 from inference.api.sse import events_of
 from inference.errors import InvalidRequest, NotFound, Overloaded, RateLimited
@@ -31,6 +31,7 @@ from inference.services.refusal import duration
 from inference.services.resume import resume
 from inference.services.submission import Submission, new_request_id
 from inference.services.submit import submit
+from inference.site_policy import NO_DEFAULTS, Defaults
 from inference.worker_watch import WorkerWatch
 from tenants.principal import LimitMetric, Principal
 from tests.engine_worker.models import a_card, byte_tokenizer
@@ -186,6 +187,42 @@ async def test_the_bounds_on_length(runtime, model, principal):
     # FAULTS 17: without max_tokens, what the context leaves.
     claim = await claimed(model)
     assert claim.sampling.max_tokens == 40
+    generation.leave()
+
+
+QWEN = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05)
+
+
+@pytest.mark.parametrize(
+    ("own", "here", "named", "expected"),
+    [
+        (SamplingDefaults(), NO_DEFAULTS, {}, (1.0, 0, 1.0, 1.0)),
+        (QWEN, NO_DEFAULTS, {}, (0.6, 20, 0.95, 1.05)),
+        (QWEN, Defaults(temperature=0.0), {}, (0.0, 20, 0.95, 1.05)),
+        (
+            QWEN,
+            Defaults(top_p=0.5),
+            {"temperature": 1.5, "top_k": 0, "repetition_penalty": 1.0},
+            (1.5, 0, 0.5, 1.0),
+        ),
+        (QWEN, NO_DEFAULTS, {"top_k": -1, "top_p": 1.0, "temperature": 0.0}, (0.0, 0, 1.0, 1.05)),
+    ],
+)
+async def test_a_request_is_sampled_as_it_says_else_as_the_operator_else_as_the_model(
+    runtime, model, principal, own, here, named, expected
+):
+    model.card, model.defaults = structs.replace(model.card, sampling=own), here
+    fields = convert(
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], **named}, ChatCompletionRequest
+    )
+    generation = await submit(runtime, principal, ask(model, fields=fields))
+    sampling = (await claimed(model)).sampling
+    assert (
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.repetition_penalty,
+    ) == expected
     generation.leave()
 
 
