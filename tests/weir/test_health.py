@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from engine_worker.protocol import StartStage, WorkerStarting
 from inference.health import said_of_workers
 from tests.e2e.site import MODEL, ROOT, Site, running_site
 from tests.engine_worker.broker.driving import card, status
+from tests.engine_worker.models import make_tiny_model
 from tests.factories import make_key, make_tenant
 from weir import embedded
 from weir.doctor import Finding, machine, servers, serving
@@ -104,6 +106,49 @@ def test_while_a_worker_starts_it_is_told_what_that_is_at(stages: list[tuple[str
         for stage, for_s in stages
     ]
     assert said_of_workers([], starting) == said
+
+
+@contextmanager
+def starting_worker(site: Site, model: Path, cache: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The shipped one in place of the site's, on a machine that has no kernels yet."""
+    site.stop_worker()
+    with site.log.open("ab") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "engine_worker", "--model", f"secret-model={model}", "--threads", "1"],
+            cwd=ROOT, env=site.env | {"XDG_CACHE_HOME": str(cache), "WEIR_KERNELS": "compiled"}, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait(10)
+        site.start_worker()
+        site.wait_for_worker()
+
+
+@pytest.mark.timeout(240)
+def test_of_a_real_worker_that_starts_probes_hear_what_it_is_at(site: Site, tmp_path: Path):
+    model = make_tiny_model(tmp_path / "tiny")
+    with starting_worker(site, model, tmp_path / "cache") as worker:
+        said: list[str] = []
+        deadline = time.monotonic() + 120
+        while not any("it compiles its kernels" in each for each in said) and time.monotonic() < deadline:
+            assert worker.poll() is None, site.log.read_text()[-2000:]
+            said.append(readiness(site, wanted=503)["workers"])
+            time.sleep(0.2)
+        assert re.fullmatch(
+            r"one is starting: it compiles its kernels, once per machine, which takes a minute or two; "
+            r"it has been at it for \d+ s",
+            said[-1],
+        )
+        assert not any("secret-model" in each for each in said)
+        worker.kill()
+        worker.wait(10)
+        deadline = time.monotonic() + 60
+        while (left := readiness(site, wanted=503)["workers"]) != "none is alive":
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)
+    assert readiness(site, wanted=200)["workers"] == "ok"
 
 
 def test_many_probes_are_one_check(site: Site):
