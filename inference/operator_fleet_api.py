@@ -129,17 +129,25 @@ def unload_model(request: HttpRequest, actor: Actor, *, worker_id: str, model: s
 
 
 @_operators("GET", answer=CommandObject, errors=(404,))
-def command(request: HttpRequest, actor: Actor, *, command_id: UUID) -> HttpResponse:
+def command(request: HttpRequest, actor: Actor, *, command_id: str) -> HttpResponse:
     """How a command stands."""
     standings = collect_answers()
-    found = WorkerCommand.objects.filter(public_id=command_id).first()
+    found = _found(command_id)
     if found is None:
         raise NotFound(
             "There is no such command. Look for its id in the answer to who gave it.",
             code="command_not_found",
         )
-    standing = standings.get(str(command_id))
+    standing = standings.get(str(found.public_id))
     return _json(_object(found, standing.value if standing else "waiting"))
+
+
+def _found(command_id: str) -> WorkerCommand | None:
+    try:
+        public_id = UUID(command_id)
+    except ValueError:
+        return None
+    return WorkerCommand.objects.filter(public_id=public_id).first()
 
 
 def _object(command: WorkerCommand, standing: str) -> CommandObject:

@@ -14,5 +14,5 @@ urlpatterns = [
         operator_fleet_api.unload_model,
         name="operator_unload",
     ),
-    path("commands/<uuid:command_id>", operator_fleet_api.command, name="operator_command"),
+    path("commands/<str:command_id>", operator_fleet_api.command, name="operator_command"),
 ]

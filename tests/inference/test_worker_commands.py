@@ -264,7 +264,9 @@ def test_what_no_model_can_be_called_is_refused(
 
 def test_a_worker_of_one_model_and_a_redis_that_is_away_are_told(program: Program, settings: Any):
     assert program.load("nobody", "m", "/m").json()["error"]["code"] == "worker_not_found"
-    assert program._client.get(f"/operator/commands/{uuid.uuid4()}").status_code == 404
+    for absent in (uuid.uuid4(), "no-id-at-all"):
+        answer = program._client.get(f"/operator/commands/{absent}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "command_not_found")
     settings.REDIS_URL = "redis://127.0.0.1:9/0"
     answer = program.load("nobody", "m", "/m")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unavailable")
