@@ -138,6 +138,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     """A LoRA adapter of the model; "": none."""
     is_streamed: bool = True
     """False: its client waits for the whole answer, so the tokens of several steps may be published together."""
+    continues_text: bool = False
+    """Whether the output's text goes on from the prompt's, as a completion's does; a chat's begins anew."""
     text_lengths: list[int] = []
     """For an embedding model: how many of the prompt's tokens are each text's, in order; empty: one text."""
     trace: dict[str, str] = {}

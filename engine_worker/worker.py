@@ -155,6 +155,7 @@ class Worker:
             # A gateway that makes no salt yet must not put its tenants into one cache.
             cache_salt=request.cache_salt or request.tenant_id,
             adapter=request.adapter,
+            continues_text=request.continues_text,
             text_lengths=request.text_lengths,
             resumed_token_ids=claim.logged_token_ids,
         )

@@ -56,7 +56,10 @@ class Admission:
             num_prompt=len(prompt),
             max_tokens=min(sampling.max_tokens, self.max_model_len - len(prompt)),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
-            text=OutputText(Detokenizer(self.tokenizer, self.special_token_ids), sampling.stop),
+            text=OutputText(
+                Detokenizer(self.tokenizer, self.special_token_ids, prompt if request.continues_text else ()),
+                sampling.stop,
+            ),
             bad_words=self._bad_words(sampling),
             matcher=self._matcher(sampling),
             prefix=self._prefix(request),

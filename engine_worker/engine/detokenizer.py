@@ -22,13 +22,22 @@ class Detokenizer:
     window of tokens gains by it, never its own decoding.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
-        """`special_ids` have no text (end of turn and the like)."""
+    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], before: Sequence[int] = ()) -> None:
+        """`special_ids` have no text (end of turn and the like). `before`: tokens that the text goes on from; without
+        them the decoders of SentencePiece's kind take the space from its beginning."""
         self._tokenizer = tokenizer
         self._special_ids = special_ids
-        self._window: list[int] = []
-        self._settled = 0  # tokens of the window whose text is out
-        self._sent = 0  # characters of the window's text that are out
+        self._window = self._neighbours(before)
+        self._settled = len(self._window)  # tokens of the window whose text is out
+        self._sent = len(self._decode(self._window))  # characters of the window's text that are out
+
+    def _neighbours(self, before: Sequence[int]) -> list[int]:
+        """The last of `before`, from where a character begins; none where they end within one."""
+        ordinary = [token for token in before[-2 * _WINDOW :] if token not in self._special_ids]
+        for size in range(_WINDOW, _WINDOW + _MAX_HELD_CHARS + 1):
+            if not self._decode(ordinary[-size:]).endswith(_INCOMPLETE):
+                return ordinary[-size:]
+        return []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """What became printable with `token_ids`."""

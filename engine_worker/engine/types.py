@@ -40,6 +40,8 @@ class EngineRequest:
     cache_salt: str = ""
     adapter: str = ""
     """A LoRA adapter of the model; "": none."""
+    continues_text: bool = False
+    """Whether the output's text goes on from the prompt's, as a completion's does; a chat's begins anew."""
     text_lengths: Sequence[int] = ()
     """For an embedding model: how many of the prompt's tokens are each text's; empty: one text."""
     resumed_token_ids: Sequence[int] = field(default=())

@@ -167,6 +167,7 @@ class Admission:
             cache_salt=cache_salt(principal.tenant_public_id, asked.fields.cache_salt or ""),
             adapter=asked.model.adapter,
             is_streamed=asked.is_streamed,
+            continues_text=asked.continues_text,
             text_lengths=asked.text_lengths,
             trace=carrier(self.span),
         )

@@ -51,6 +51,7 @@ async def start_completions(
                 fields=body,
                 requested_tokens=body.requested_tokens,
                 max_tokens_param="max_tokens",
+                continues_text=True,
                 endpoint=endpoint,
                 is_streamed=is_streamed,
                 grammar=grammar,

@@ -40,6 +40,8 @@ class Submission:
     """False: the client waits for the whole answer."""
     grammar: str = ""
     """What the answer must follow."""
+    continues_text: bool = False
+    """Whether the answer's text goes on from the prompt's; a chat's begins anew."""
     text_lengths: list[int] = field(default_factory=list)
     """To be embedded, not gone on from: how many of the prompt's tokens are each text's."""
     may_exist: bool = False

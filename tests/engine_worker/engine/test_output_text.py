@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from engine_worker.engine.admission import Admission
 from engine_worker.engine.detokenizer import Detokenizer
+from engine_worker.engine.grammar import Grammars
 from engine_worker.engine.output_text import OutputText
-from tests.engine_worker.models import EOS, byte_tokenizer
+from engine_worker.engine.types import EngineRequest
+from engine_worker.protocol import SamplingParams
+from tests.engine_worker.models import EOS, VOCAB_SIZE, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 SPECIAL = frozenset({EOS})
@@ -63,6 +68,82 @@ def test_endless_bad_bytes_are_let_out_and_cost_the_same_each():
         given += text.take()
     assert len(given) > 190
     assert len(detokenizer._window) <= 9
+
+
+PIECES = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "\u2581the", "\n", "é"]
+
+
+def sentencepiece(decoder: decoders.Decoder) -> Tokenizer:
+    """Tokens of bytes and of words with their space before them, as the tokenizers of Llama 2, Mistral, Phi-3 and Gemma
+    have them."""
+    names = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    made = Tokenizer(
+        models.BPE(vocab={name: at for at, name in enumerate(names)}, merges=[], byte_fallback=True)
+    )
+    made.decoder = decoder
+    made.add_special_tokens([AddedToken("<s>", special=True)])
+    return made
+
+
+SPACED = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+KINDS = {
+    "llama 2, mistral, phi 3": sentencepiece(decoders.Sequence([*SPACED, decoders.Strip(" ", 1, 0)])),
+    "gemma": sentencepiece(decoders.Sequence(SPACED)),
+    "metaspace": sentencepiece(
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first", split=False)])
+    ),
+}
+BOS = frozenset({0})
+WORDS = st.lists(
+    st.one_of(
+        st.sampled_from(PIECES).map(lambda piece: [257 + PIECES.index(piece)]),
+        st.sampled_from("€日😀é").map(lambda char: [1 + byte for byte in char.encode()]),
+        st.just([0]),
+    ),
+    max_size=14,
+).map(lambda parts: [token for part in parts for token in part])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(before=WORDS, token_ids=WORDS)
+@example(before=[259], token_ids=[262, 261])
+@settings(max_examples=300, deadline=None)
+def test_pieces_join_to_what_the_text_gains_by_them(kind, before, token_ids):
+    """A completion's goes on where its prompt ends, its first space included; a chat's begins anew."""
+    tokenizer = KINDS[kind]
+
+    def decoded(ids: list[int]) -> str:
+        return str(tokenizer.decode([each for each in ids if each], skip_special_tokens=False))
+
+    given, _ = pieces(OutputText(Detokenizer(tokenizer, BOS)), token_ids)
+    assert "".join(given) == decoded(token_ids)
+    given, _ = pieces(OutputText(Detokenizer(tokenizer, BOS, before)), token_ids)
+    assert decoded(before) + "".join(given) == decoded(before + token_ids)
+
+
+def test_after_half_a_character_a_text_begins_anew():
+    half, rest = "€".encode()[:2], "€".encode()[2:]
+    given, _ = pieces(OutputText(Detokenizer(TOKENIZER, SPECIAL, [*b"ab", *half])), [*rest, *b"c"])
+    assert "".join(given) == "\ufffdc"
+
+
+@pytest.mark.parametrize(("continues_text", "expected"), [(True, " the"), (False, "the")])
+def test_a_request_says_whether_its_text_goes_on_from_the_prompt(continues_text, expected):
+    tokenizer = KINDS["llama 2, mistral, phi 3"]
+    admission = Admission(
+        tokenizer=tokenizer,
+        special_token_ids=BOS,
+        eos_token_ids=frozenset(),
+        vocab_size=tokenizer.get_vocab_size(),
+        grammars=Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset({EOS})),
+        max_model_len=20,
+        model_revision="r",
+        cached_block_size=None,
+    )
+    request = EngineRequest("r", [0, 259], SamplingParams(max_tokens=3), continues_text=continues_text)
+    sequence = admission.admit(request, 1)
+    sequence.append(257 + PIECES.index("\u2581the"))
+    assert sequence.text.take() == expected
 
 
 def _splits(text: str) -> list[list[str]]:
