@@ -15,7 +15,8 @@ from engine_worker.engine.embedding_engine import EmbeddingEngine
 from engine_worker.engine.errors import UnsupportedModel
 from engine_worker.engine.types import Engine
 from engine_worker.host_memory import refuse_what_does_not_fit
-from engine_worker.model_card import ModelCardError, read_model_card
+from engine_worker.model_card import read_model_card
+from engine_worker.model_files import ModelFileError
 from engine_worker.model_store import ModelStoreError, ensure_model
 from engine_worker.process import configure_logging, run_models, run_worker
 from engine_worker.runner import group
@@ -41,7 +42,7 @@ def main() -> int:
                 arguments.worker,
             )
         return run_worker(*_engine(arguments.worker.model, directory, arguments), arguments.worker)
-    except (ModelStoreError, ModelCardError, UnsupportedModel, TracingUnavailable, ValueError) as error:
+    except (ModelStoreError, ModelFileError, UnsupportedModel, TracingUnavailable, ValueError) as error:
         # Nothing that a restart would mend: one clear line instead of a traceback.
         print(f"engine_worker: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ from typing import Any
 import msgspec
 import structlog
 
+from engine_worker.model_files import ModelFileError, read_json, token_text
 from engine_worker.protocol import ModelCard, SamplingDefaults
 
 log = structlog.get_logger(__name__)
-
-
-class ModelCardError(Exception):
-    """The directory lacks something that serving needs; the message names the file."""
 
 
 def read_model_card(
@@ -42,7 +38,7 @@ def read_model_card(
     try:
         tokenizer = (directory / "tokenizer.json").read_bytes()
     except OSError as error:
-        raise ModelCardError(f"{directory} has no readable tokenizer.json: {error.strerror}") from error
+        raise ModelFileError(f"{directory} has no readable tokenizer.json: {error.strerror}") from error
     text_config = config.get("text_config", config)
     eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
     card = ModelCard(
@@ -76,26 +72,6 @@ def _sampling(generation: Mapping[str, Any], directory: Path) -> SamplingDefault
             file = directory / "generation_config.json"
             log.warning("generation_config_ignored", file=str(file), field=field.name, error=str(error))
     return SamplingDefaults(**found)
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if optional:
-            return {}
-        raise ModelCardError(
-            f"{path} is missing: {path.parent} is not a Hugging Face model directory"
-        ) from error
-    except ValueError as error:
-        raise ModelCardError(f"{path} is not valid JSON: {error}") from error
-    return value
-
-
-def token_text(value: Any) -> str | None:
-    """Either a string or an AddedToken written out."""
-    content = value.get("content") if isinstance(value, dict) else value
-    return None if content is None else str(content)
 
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from engine_worker.broker.keys import model_prefix
 from engine_worker.engine.errors import EngineFailure
 from engine_worker.engine.types import Engine
 from engine_worker.host_memory import NotEnoughMemory
-from engine_worker.model_card import ModelCardError
+from engine_worker.model_files import ModelFileError
 from engine_worker.model_store import ModelNotFound, ModelStoreError
 from engine_worker.protocol import ModelCard, ProtocolError
 from engine_worker.starting import announced
@@ -300,6 +300,6 @@ def _refused(error: Exception) -> Refused:
         return Refused(f"not enough memory: {text}", Refusal.MEMORY)
     if isinstance(error, ModelNotFound):
         return Refused(text, Refusal.NOT_FOUND)
-    if not isinstance(error, EngineFailure | ModelStoreError | ModelCardError | ValueError | OSError):
+    if not isinstance(error, EngineFailure | ModelStoreError | ModelFileError | ValueError | OSError):
         _log.error("model_not_loaded", exc_info=error)
     return Refused(text, Refusal.UNSERVABLE)

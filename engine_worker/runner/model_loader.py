@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine_worker.attention import interface
 from engine_worker.engine.errors import UnsupportedModel
-from engine_worker.model_card import read_json, token_text
+from engine_worker.model_files import read_json, token_text
 from engine_worker.runner import group
 from engine_worker.runner.families import context_length, refuse_family, refuse_unsupported
 

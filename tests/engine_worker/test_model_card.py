@@ -6,7 +6,8 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from engine_worker.model_card import ModelCardError, read_model_card
+from engine_worker.model_card import read_model_card
+from engine_worker.model_files import ModelFileError
 from engine_worker.protocol import SamplingDefaults
 
 
@@ -93,11 +94,11 @@ def test_the_revision_follows_the_weights(directory):
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_what_is_missing_is_named(directory, missing):
     (directory / missing).unlink()
-    with pytest.raises(ModelCardError, match=missing):
+    with pytest.raises(ModelFileError, match=missing):
         read_model_card("m", directory, context_length=1, dtype="fp32")
 
 
 def test_broken_json_is_named(directory):
     (directory / "config.json").write_text("{")
-    with pytest.raises(ModelCardError, match=r"config\.json is not valid JSON"):
+    with pytest.raises(ModelFileError, match=r"config\.json is not valid JSON"):
         read_model_card("m", directory, context_length=1, dtype="fp32")

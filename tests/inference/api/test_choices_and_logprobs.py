@@ -62,7 +62,9 @@ def test_n_choices_streamed(chat):
 
 def test_choices_are_one_row_of_the_ledger(sdk, engine_model, transactional_db):
     tenant = make_tenant()
-    sdk(make_key(tenant).secret).chat.completions.create(model=engine_model, messages=ASK, max_tokens=5, n=4)
+    sdk(make_key(tenant).secret).chat.completions.create(
+        model=engine_model, messages=ASK, max_tokens=5, n=4, logit_bias=LETTERS
+    )
     deadline = time.monotonic() + 30
     while not UsageRecord.objects.filter(tenant=tenant).exists():
         assert time.monotonic() < deadline
