@@ -122,8 +122,7 @@ def starting_worker(site: Site, model: Path, cache: Path) -> Iterator[subprocess
     finally:
         worker.kill()
         worker.wait(10)
-        site.start_worker()
-        site.wait_for_worker()
+        site.serve()
 
 
 @pytest.mark.timeout(240)

@@ -209,7 +209,7 @@ def test_v1_itself_answers_in_json(site):
 
 
 @pytest.mark.parametrize(
-    "path", ["//v1/models", "//v1", "/operator", "/operator/", "/operator/zz", "/operator/commands/zz"]
+    "path", ["//v1/models", "//v1", "/operator", "/operator/", "/operator/zz", "/operator/models/zz"]
 )
 def test_addresses_for_programs_answer_in_json_and_others_with_a_page(site, path):
     response = httpx.get(f"{site.url}{path}", timeout=60)
